@@ -1,0 +1,285 @@
+"""What one kernel is, as plain data: the contract between generated text, the device code, the host and the CPU twin.
+
+A generated module contains these records and, beside them, one scalar function per epilogue phase. The fixed
+mainloop (`gemm_sm90`), the finisher (`finish`), the launcher (`host`) and the CPU twin (`twin`) all read the same
+records, so a tile shape, an axis or a dtype is stated once. Needs neither torch nor cutlass.
+
+Geometry
+    The accumulator of a `Gemm` has rows `m` and, for each N-segment, columns `n`. A *lane* axis never appears as
+    accumulator columns: each lane is an N-segment of its own (its own block of the B tile, loaded through its own
+    TMA box), so at one position (m, n) a thread holds one accumulator value *per segment*. Interleaved weights, halves and
+    separate tensors differ only in the strides of the B views.
+
+Scalar functions
+    phase(f, *accumulators, *ports, *statistics) -> tuple of f32 scalars. `f` is the function library: `device_fns` inside a
+    kernel, `torch_fns` on the CPU. Accumulators come in segment order, ports in the order of `Gemm.ports` (a packed
+    `Tile` contributes `pack` values), statistics of all earlier phases in order. Float ports arrive as f32, integers in
+    their own type. The last phase returns the values that `Gemm.sinks` consume, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Size = int | str  # a fixed extent, or the name of a free axis
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor as the device sees it: one *mode* per group of axes that the host merges into one.
+
+    `modes[i]` names the axes of mode i, outermost first; the last mode has stride 1 and every other stride is a multiple of
+    16 bytes (the host guarantees both, by a copy if need be). A scalar has modes == () and is passed as one element.
+    `role` is "in", "out" or "work" (f32 partials that the launcher allocates).
+    """
+
+    name: str
+    dtype: str  # "bf16" "f16" "f32" "i32" "i64" "bool"
+    modes: tuple[tuple[str, ...], ...]
+    role: str = "in"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix inside a tensor: which modes make its row and column index (outermost first), which lanes are pinned.
+
+    `pack=2`: the tensor's last mode is a lane of two 16-bit elements that travel as one 32-bit element; that mode appears
+    neither in `cols` nor in `at`.
+    """
+
+    tensor: str
+    rows: tuple[int, ...]
+    cols: tuple[int, ...]
+    at: tuple[tuple[int, int], ...] = ()  # (mode, index)
+    pack: int = 1
+
+
+@dataclass(frozen=True)
+class Index:
+    """A coordinate made from the accumulator's position: `((i - offset) // prod(div)) % prod(mod)`.
+
+    `of` is "row", "col" or "fixed" (then the coordinate is `offset` itself). Empty `mod` means no remainder is taken.
+    """
+
+    of: str
+    div: tuple[Size, ...] = ()
+    mod: tuple[Size, ...] = ()
+    offset: int = 0
+
+
+# --- ports: what the epilogue reads ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Load:
+    """A row vector, column vector, scalar or any subset of the axes: one `Index` per mode of the tensor."""
+
+    name: str
+    tensor: str
+    index: tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A matrix of the accumulator's geometry, loaded by TMA."""
+
+    name: str
+    matrix: Matrix
+
+
+@dataclass(frozen=True)
+class Iota:
+    """The position along an axis, as i32."""
+
+    name: str
+    index: Index
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The extent of an axis (a product of sizes), as i32."""
+
+    name: str
+    sizes: tuple[Size, ...]
+
+
+Port = Load | Tile | Iota | Extent
+
+
+# --- sinks: where the epilogue's values go -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Window:
+    """Columns [start, start + size) of the accumulator: a run of a split axis."""
+
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Store:
+    """A tile store; consumes `matrix.pack` values. With a window, column `start` of the accumulator is column 0 here."""
+
+    matrix: Matrix
+    window: Window | None = None
+
+
+@dataclass(frozen=True)
+class RowReduce:
+    """One partial per (row, N-tile) into work[n_tiles, m] (kind "lse": work[2, n_tiles, m], max then sum); consumes one value.
+
+    kind: "sum" "max" "min" "amax" "lse". Columns outside the matrix or the window do not take part.
+    """
+
+    kind: str
+    work: str
+    window: Window | None = None
+
+
+@dataclass(frozen=True)
+class ColReduce:
+    """One partial per (M-tile, column) into work[m_tiles, n] (kind "lse": work[2, m_tiles, n]); consumes one value."""
+
+    kind: str
+    work: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """A single element: where the second value (bool) holds, the first is written to tensor[index]; consumes two values."""
+
+    tensor: str
+    index: tuple[Index, ...]
+
+
+Sink = Store | RowReduce | ColReduce | Point
+
+
+@dataclass(frozen=True)
+class Group:
+    """A statistic over `size` consecutive columns of a segment, ready for the next phase; kind as in `RowReduce` ("lse" yields one value)."""
+
+    kind: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One scalar function; `groups` reduces its results, one per value. The last phase has no groups: its results go to the sinks."""
+
+    fn: str
+    groups: tuple[Group, ...] = ()
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Product:
+    """One K-segment: acc[s] += A @ B[s]ᵀ for every N-segment s. A is (m, k), B[s] is (n, k), each in any major order."""
+
+    a: Matrix
+    b: tuple[Matrix, ...]
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """One mainloop with its epilogue. Device arguments: `tensors` in order, then one i32 per name in `extents`."""
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    products: tuple[Product, ...]
+    phases: tuple[Phase, ...]
+    ports: tuple[Port, ...] = ()
+    sinks: tuple[Sink, ...] = ()
+    extents: tuple[str, ...] = ()  # free axes whose extents the epilogue reads
+    rows: tuple[Size, ...] = ()  # the sizes whose product is m, and per segment n: for the host and for messages
+    cols: tuple[Size, ...] = ()
+    granule: int = 8  # columns per segment in a tile must be a multiple of this (groups, fixed inner axes)
+
+    @property
+    def segments(self) -> int:
+        """Number of N-segments, the accumulator values at one position."""
+        return len(self.products[0].b)
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A work tensor [parts, length] f32 (kind "lse": [2, parts, length]) that a finisher reduces over parts, in fixed order.
+
+    kind: a reduction kind, or "only" (parts == 1: read as it is).
+    """
+
+    work: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The second stage: reduce partials, apply a scalar function, store one value per position.
+
+    fn(f, *partials, *ports) -> one value per output. Ports are `Load`/`Iota`/`Extent` whose `Index.of` is "row" for the
+    position. `length` is the sizes whose product is the number of positions (() for one scalar). Each output is a tensor with
+    `length` elements, contiguous. Device arguments: `tensors` in order, then one i32 per name in `extents`.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    partials: tuple[Partial, ...]
+    fn: str
+    outputs: tuple[str, ...]
+    length: tuple[Size, ...]
+    ports: tuple[Port, ...] = ()
+    extents: tuple[str, ...] = ()
+
+
+Kernel = Gemm | Finish
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor of the program's signature, as the user declared it. `axes` in storage order; () is a scalar."""
+
+    name: str
+    dtype: str
+    axes: tuple[str, ...]
+    const: bool = False
+
+
+@dataclass(frozen=True)
+class Require:
+    """A shape condition, as the user or the compiler states it: `text` is a Python expression over extents by name."""
+
+    text: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A whole program: signature, shape contract, kernels in launch order."""
+
+    name: str
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    extents: tuple[tuple[str, int | None], ...]  # every axis, None where free
+    kernels: tuple[Kernel, ...]
+    requires: tuple[Require, ...] = ()
+    source: str = ""  # path of the .coda file, for messages
+    nominal: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Config:
+    """A tile configuration of the mainloop. `tile_n` counts the columns of all segments together."""
+
+    tile_m: int = 128
+    tile_n: int = 128
+    pingpong: bool = True
+    cluster_m: int = 1
+    cluster_n: int = 1
+
+    @property
+    def key(self) -> str:
+        """A short name for files and tables: `128x192_pp_c2x1`."""
+        return f"{self.tile_m}x{self.tile_n}_{'pp' if self.pingpong else 'coop'}_c{self.cluster_m}x{self.cluster_n}"
