@@ -1,0 +1,155 @@
+"""Which tile configurations a `Gemm` is offered, which one is the default for a shape, and what each costs in shared memory.
+
+In: the records of `spec`. Out: `Config`s, a `Budget` (pipeline depths, sub-tile width, bytes), the shapes of workspaces.
+Pure arithmetic: needs neither torch nor cutlass, so host, tuner, compiler and device code share one statement of it.
+Non-goals: measuring (a tuner's job) and knowing how a tile is computed (`gemm_sm90`).
+
+Vocabulary: a *warpgroup* owns `warpgroup_rows` consecutive rows of the tile, 64 rows to an MMA atom; the epilogue walks *steps* of
+64 rows x `step_n` columns of every segment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from .spec import ColReduce, Config, Gemm, Matrix, RowReduce, Sink, Store, Tile
+
+TILE_K = 64
+MMA_ROWS = 64
+WARPGROUPS = 2  # that multiply; one more loads
+SMEM_BYTES = 227 * 1024  # what one block may use on sm_90
+SMEM_RESERVED = 2048  # barriers, and the padding that aligns the buffers
+MAX_ACCUMULATORS = 208  # f32 registers a thread can give to the accumulator and still run an epilogue
+MIN_AB_STAGES = 3
+
+BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i32": 4, "i64": 8, "bool": 1}
+
+_PINGPONG_TILES = ((128, 128), (128, 160), (128, 192), (128, 208), (192, 128), (64, 128), (64, 192), (64, 256))
+_COOPERATIVE_TILES = ((256, 128), (256, 160), (256, 192), (256, 208), (128, 192), (128, 224), (128, 256))
+_CLUSTERS = ((1, 1), (2, 1), (1, 2))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Pipeline depths and shared-memory bytes of one configuration. Stages of stores and tiles are per warpgroup."""
+
+    step_n: int
+    ab_stages: int
+    store_stages: int
+    tile_stages: int
+    smem_bytes: int
+
+
+def columns_per_segment(gemm: Gemm, config: Config) -> int:
+    """Columns of one N-segment in a tile."""
+    return config.tile_n // gemm.segments
+
+
+def warpgroup_rows(config: Config) -> int:
+    """Consecutive rows of a tile that one warpgroup computes: all of them in ping-pong, half of them when two cooperate."""
+    return config.tile_m if config.pingpong else config.tile_m // WARPGROUPS
+
+
+def accumulators(config: Config) -> int:
+    """f32 accumulator registers of a thread."""
+    return warpgroup_rows(config) * config.tile_n // 128
+
+
+def element_bytes(gemm: Gemm, matrix: Matrix) -> int:
+    """Bytes of one element of a matrix as it travels: a packed pair of 16-bit values is one 32-bit element."""
+    dtype = next(t.dtype for t in gemm.tensors if t.name == matrix.tensor)
+    return BYTES[dtype] * matrix.pack
+
+
+def step_columns(gemm: Gemm, config: Config) -> int:
+    """Columns of each segment in one epilogue step: a power of two up to 32 that divides what a tile and a split axis allow."""
+    matrices = [s.matrix for s in gemm.sinks if isinstance(s, Store)] + [p.matrix for p in gemm.ports if isinstance(p, Tile)]
+    split = any(len(m.cols) > 1 for m in matrices)
+    return gcd(32, gcd(columns_per_segment(gemm, config), gemm.granule if split else 0))
+
+
+def budget(gemm: Gemm, config: Config) -> Budget | None:
+    """How shared memory is divided, or None where fewer than three mainloop stages would fit."""
+    step_n = step_columns(gemm, config)
+    step_bytes = WARPGROUPS * MMA_ROWS * step_n
+    store_bytes = sum(step_bytes * element_bytes(gemm, s.matrix) for s in gemm.sinks if isinstance(s, Store))
+    tile_bytes = sum(step_bytes * element_bytes(gemm, p.matrix) for p in gemm.ports if isinstance(p, Tile))
+    ab_bytes = (config.tile_m + config.tile_n) * TILE_K * 2
+    fixed = SMEM_RESERVED + scratch_bytes(gemm, step_n)
+    for store_stages, tile_stages in ((3, 4), (3, 3), (2, 2)):
+        epilogue = store_stages * store_bytes + tile_stages * tile_bytes
+        ab_stages = min((SMEM_BYTES - fixed - epilogue) // ab_bytes, 8)
+        if ab_stages >= MIN_AB_STAGES + (store_stages > 2):
+            break
+    if ab_stages < MIN_AB_STAGES:
+        return None
+    smem = fixed + epilogue + ab_stages * ab_bytes
+    return Budget(step_n, ab_stages, store_stages if store_bytes else 0, tile_stages if tile_bytes else 0, smem)
+
+
+def scratch_bytes(gemm: Gemm, step_n: int) -> int:
+    """Where the four warps of a warpgroup meet to reduce columns: two buffers of [warp, column] f32 for each quantity."""
+    quantities = sum(2 if s.kind == "lse" else 1 for s in gemm.sinks if isinstance(s, ColReduce))
+    return WARPGROUPS * 2 * quantities * 4 * step_n * 4
+
+
+def _legal(gemm: Gemm, config: Config) -> bool:
+    unit = gemm.segments * gemm.granule
+    if config.tile_n % unit or config.tile_n % 8 or config.tile_n > 256 or accumulators(config) > MAX_ACCUMULATORS:
+        return False
+    if columns_per_segment(gemm, config) % (max(gemm.granule, 8) * config.cluster_m):  # each peer loads its share of B's rows
+        return False
+    return budget(gemm, config) is not None
+
+
+def offered(gemm: Gemm) -> tuple[Config, ...]:
+    """Every configuration that `gemm` may be compiled with, best guesses first; empty where the hardware has none."""
+    unit = gemm.segments * gemm.granule
+    widest = [unit * (limit // unit) for limit in (256, 208, 128) if limit >= unit]
+    found: list[Config] = []
+    for pingpong, shapes in ((True, _PINGPONG_TILES), (False, _COOPERATIVE_TILES)):
+        fitting = [s for s in shapes if s[1] % unit == 0]
+        heights = (128, 64) if pingpong else (256, 128)
+        extra = [(m, n) for m in heights for n in widest]
+        for tile_m, tile_n in dict.fromkeys(fitting + (extra if len({n for _, n in fitting}) < 3 else [])):
+            for cluster_m, cluster_n in _CLUSTERS:
+                config = Config(tile_m, tile_n, pingpong, cluster_m, cluster_n)
+                if _legal(gemm, config):
+                    found.append(config)
+    return tuple(found)
+
+
+def default(gemm: Gemm, m: int, n: int, k: int, sms: int = 132) -> Config:
+    """The configuration expected to be fastest at `m` rows, `n` columns a segment and depth `k`, on `sms` multiprocessors.
+
+    Raises ValueError where no configuration is offered.
+    """
+    configs = offered(gemm)
+    if not configs:
+        raise ValueError(f"no tile configuration fits {gemm.name}: {gemm.segments} segments of {gemm.granule} columns at least")
+    return min(configs, key=lambda c: (_cost(gemm, c, m, n, k, sms), configs.index(c)))
+
+
+def _cost(gemm: Gemm, config: Config, m: int, n: int, k: int, sms: int) -> float:
+    """Estimated time in tensor-core cycles of the busiest multiprocessor."""
+    nb = columns_per_segment(gemm, config)
+    rows, cols = -(-m // (config.tile_m * config.cluster_m)), -(-n // (nb * config.cluster_n))
+    waves = -(-rows * cols // (sms // (config.cluster_m * config.cluster_n)))
+    depth = -(-k // TILE_K) + 1
+    compute = config.tile_m * config.tile_n / 128  # cycles of one k-block of 64 at full rate
+    operands = 2 * TILE_K * (config.tile_m / config.cluster_n + config.tile_n / config.cluster_m) / 64  # from L2 at 64 bytes a cycle
+    epilogue = config.tile_m * config.tile_n / 32
+    exposed = epilogue if not config.pingpong else (epilogue / waves)
+    return waves * (depth * max(compute * 1.02, operands) + exposed + 600)
+
+
+def partial_shape(gemm: Gemm, config: Config, sink: Sink, m: int, n: int) -> tuple[int, ...]:
+    """Shape of the f32 workspace of a reducing sink at `m` rows and `n` columns a segment."""
+    if isinstance(sink, RowReduce):
+        parts, length = -(-n // columns_per_segment(gemm, config)), m
+    elif isinstance(sink, ColReduce):
+        parts, length = -(-m // warpgroup_rows(config)), n
+    else:
+        raise TypeError(f"{type(sink).__name__} has no workspace")
+    return (2, parts, length) if sink.kind == "lse" else (parts, length)
