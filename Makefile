@@ -1,0 +1,54 @@
+# One place for every command. `make` or `make help` lists them.
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+PY      = $(BIN)/python
+JOBS   ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lint types fast check test cubins nightly gpu needs-gpu bench docs clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.installed ## make the virtual environment with everything for development (VENV=DIR to place it)
+
+$(VENV)/.installed: pyproject.toml constraints-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet -c constraints-dev.txt -e '.[dev]'
+	@touch $@
+
+lint: setup ## style: ruff
+	$(BIN)/ruff check .
+
+types: setup ## types: mypy
+	$(BIN)/mypy
+
+fast: setup ## the fast tests only
+	$(PY) -m pytest -q -n $(JOBS) -m "not slow and not nightly and not gpu"
+
+check: lint types fast ## before every commit: style, types and the fast tests, under a minute
+
+test: setup ## every test that needs no GPU, about ten minutes on two cores; CI runs the same
+	$(PY) -m pytest -n $(JOBS)
+
+cubins: setup ## compile every spec with every offered configuration to sm_90a and inspect the machine code (no GPU)
+	$(PY) -m pytest -n $(JOBS) -m "nightly or not nightly" tests/test_cubins.py
+
+nightly: setup ## every test that needs no GPU, the exhaustive ones too
+	$(PY) -m pytest -n $(JOBS) -m "nightly or not nightly"
+
+gpu: needs-gpu ## the tests that need a Hopper GPU
+	$(PY) -m pytest -m gpu
+
+bench: needs-gpu ## the benchmarks, on a Hopper GPU
+	$(PY) -m bench
+
+needs-gpu: setup
+	@$(PY) -m bench.need_gpu
+
+docs: setup ## run every example in README.md and docs/
+	$(PY) -m pytest -q tests/test_docs.py
+
+clean: ## remove what the commands above left (not the virtual environment)
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
