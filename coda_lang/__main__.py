@@ -1,0 +1,5 @@
+"""`python -m coda_lang` is `codac`."""
+
+from .cli import run
+
+run()

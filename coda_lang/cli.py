@@ -1,0 +1,176 @@
+"""The command `codac`: reads the command line, calls the driver, prints. Non-goals: any decision about programs.
+
+Exit status: 0 done; 1 the source is refused (or a check found a difference); 2 the command line or a file is at fault;
+70 a bug of codac; 130 interrupted; 141 the reader of a pipe went away.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from . import driver
+from .diagnostics.model import CodaError, Diagnostic, InternalError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .source import Source
+
+OK, REFUSED, USAGE, BUG, INTERRUPTED, PIPE = 0, 1, 2, 70, 130, 141
+
+
+class Codac(click.Group):
+    """A group whose default command is `emit`: `codac FILE -o kernel.py`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
+            near = difflib.get_close_matches(args[0], list(self.commands), 1)
+            if near and "." not in args[0] and not os.path.exists(args[0]):
+                raise click.UsageError(f"no command {args[0]!r}; did you mean `codac {near[0]}`?", ctx)
+            args = ["emit", *args]
+        return super().parse_args(ctx, args)
+
+
+def _pairs(kind: Callable[[str], Any], example: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, Any]]:
+    """A reader of repeated NAME=VALUE options."""
+
+    def read(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+        pairs: dict[str, Any] = {}
+        for value in values:
+            name, equals, right = value.partition("=")
+            try:
+                if not (name.strip() and equals):
+                    raise ValueError
+                parsed = kind(right.strip())
+            except ValueError:
+                raise click.BadParameter(f"{value!r} is not of the form {example}", ctx, param) from None
+            if pairs.setdefault(name.strip(), parsed) != parsed:
+                raise click.BadParameter(f"{name.strip()} is given twice", ctx, param)
+        return pairs
+
+    return read
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say how a source is to be read, gathered in one `driver.Options`."""
+    import functools
+
+    @click.argument("file")
+    @click.option("--param", "params", multiple=True, callback=_pairs(float, "eps=1e-6"), metavar="NAME=VALUE", help="Set a param of the source.")
+    @click.option("--type", "types", multiple=True, callback=_pairs(str, "T=f16"), metavar="NAME=TYPE", help="Choose a generic type.")
+    @click.option("--strict", is_flag=True, help="Use no law that moves a rounding point.")
+    @functools.wraps(command)
+    def wrapped(file: str, params: dict[str, float], types: dict[str, str], strict: bool, **rest: Any) -> Any:
+        return command(driver.read_file(file), driver.Options(params, types, strict), **rest)
+
+    return wrapped
+
+
+@click.group(cls=Codac, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="coda-lang", message="codac %(version)s")
+def cli() -> None:
+    """Compile .coda programs to fused GEMM kernels for Hopper GPUs.
+
+    \b
+      codac FILE -o kernel.py     write the kernels of FILE as a Python module
+      codac check FILE            say what is wrong with FILE
+      codac explain CODE          explain an error code
+
+    FILE may be - for standard input.
+    """
+
+
+@cli.command()
+@_options
+@click.option("-o", "--output", required=True, metavar="KERNEL.PY", help="Where to write the module; - prints it.")
+@click.option("--standalone", is_flag=True, help="Inline the runtime: the module then needs no coda_lang.")
+def emit(source: Source, options: driver.Options, output: str, standalone: bool) -> None:
+    """Write the kernels of FILE as a Python module (`codac FILE -o kernel.py` is short for it)."""
+    if output != "-" and os.path.realpath(output) == os.path.realpath(source.file):
+        raise click.UsageError("the output would overwrite the source; give -o another name")
+    text = driver.emit(source, options, standalone=standalone)
+    if output == "-":
+        click.echo(text, nl=False)
+    else:
+        driver.write(output, text)
+
+
+@cli.command()
+@_options
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON, for editors and scripts.")
+def check(source: Source, options: driver.Options, as_json: bool) -> int:
+    """Say everything that is wrong with FILE, or which kernels its programs become."""
+    try:
+        plans = driver.check(source, options)
+    except CodaError as e:
+        if not as_json:
+            raise
+        from .diagnostics.render import to_json
+
+        click.echo(to_json(e))
+        return _status(e)
+    if as_json:
+        click.echo(json.dumps({"diagnostics": [], "programs": [p.program.name for p in plans]}))
+    else:
+        for p in plans:
+            count = len(p.kernels)
+            click.echo(f"{p.program.name}: {count} kernel{'s' * (count != 1)}")
+    return OK
+
+
+def _status(e: CodaError) -> int:
+    """Files and the command line (C08) are a different fault from the program's text."""
+    return USAGE if all(d.code.startswith("C08") for d in e.diagnostics) else REFUSED
+
+
+def _colour() -> bool:
+    return sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def _report(e: CodaError) -> None:
+    from .diagnostics.render import render
+
+    click.echo(render(e, color=_colour()), err=True)
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run `codac` on the given arguments (or the process's own) and return the exit status; prints instead of raising."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that knows no carets still gets the message
+    try:
+        code = cli.main(args=args, prog_name="codac", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else OK
+    except click.exceptions.Exit as e:
+        return e.exit_code
+    except click.ClickException as e:
+        e.show()
+        return USAGE
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
+        return PIPE
+    except CodaError as e:
+        _report(e)
+        return _status(e)
+    except InternalError as e:
+        click.echo(f"this is a bug in codac, not in your program: {e}\nplease report it with that file", err=True)
+        return BUG
+
+
+def run() -> NoReturn:
+    """The console script."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()

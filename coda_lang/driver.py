@@ -1,0 +1,211 @@
+"""The one place that strings the layers together: text → syntax → IR → passes → kernel records → Python text → shared libraries.
+
+In: a path, a text or a `Source`. Out: checked programs, plans, the emitted module, a folder of built kernels.
+Each function imports only the layers that it runs, so checking and emitting load neither torch nor cutlass.
+Non-goals: parsing command lines, printing (`cli`), running on tensors (`torch_api`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .diagnostics.model import CodaError, Diagnostic, InternalError
+from .source import Source
+
+if TYPE_CHECKING:
+    from .ir.graph import Program
+    from .ir.kernels import Plan
+
+MAX_BYTES = 4 << 20  # a source file larger than this is a mistake, not a program
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user chose: values of `param`s, choices of generic types, no laws that move a rounding point."""
+
+    params: Mapping[str, float] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = False
+
+
+def read(text_or_path: str | os.PathLike[str] | Source) -> Source:
+    """The source that a user means: a `Source`, a path, a string that ends in `.coda`, or else the text itself.
+
+    Raises CodaError (C0801) for a file that cannot be read as text.
+    """
+    if isinstance(text_or_path, Source):
+        return text_or_path
+    if isinstance(text_or_path, str) and ("\n" in text_or_path or not text_or_path.endswith(".coda")):
+        return Source("<text>", _normal(text_or_path))
+    return read_file(os.fspath(text_or_path))
+
+
+def read_file(name: str) -> Source:
+    """The source in the file `name`, or on standard input for `-`; line ends become LF, a byte order mark is dropped.
+
+    Raises CodaError (C0801) where it cannot be read as text.
+    """
+    if name == "-":
+        return Source("<stdin>", _decode("<stdin>", sys.stdin.buffer.read(MAX_BYTES + 1)))
+    try:
+        with open(name, "rb") as file:
+            return Source(name, _decode(name, file.read(MAX_BYTES + 1)))
+    except FileNotFoundError:
+        raise _unreadable(name, "there is no such file", _neighbours(name)) from None
+    except IsADirectoryError:
+        raise _unreadable(name, "it is a folder", _neighbours(os.path.join(name, ""))) from None
+    except (OSError, ValueError) as e:
+        raise _unreadable(name, getattr(e, "strerror", None) or str(e)) from None
+
+
+def _normal(text: str) -> str:
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _decode(name: str, data: bytes) -> str:
+    if len(data) > MAX_BYTES:
+        raise _unreadable(name, f"it is larger than {MAX_BYTES >> 20} MiB", "a .coda file holds a few programs; is this the right file?")
+    if b"\0" in data:
+        raise _unreadable(name, "it holds binary data", "a .coda file is UTF-8 text")
+    try:
+        return _normal(data.decode("utf-8"))
+    except UnicodeDecodeError as e:
+        line = data.count(b"\n", 0, e.start) + 1
+        raise _unreadable(name, f"line {line} is not UTF-8 text", "save the file as UTF-8") from None
+
+
+def _unreadable(name: str, why: str, help: str = "") -> CodaError:
+    return CodaError([Diagnostic("C0801", f"cannot read {name}: {why}", help=help)])
+
+
+def _neighbours(name: str) -> str:
+    """A remedy for a missing file: a near name in its folder, or the programs that the folder has."""
+    import difflib
+
+    folder, wanted = os.path.split(name)
+    try:
+        found = sorted(f for f in os.listdir(folder or ".") if f.endswith(".coda"))
+    except OSError:
+        return f"the folder {folder} does not exist" if folder else ""
+    near = difflib.get_close_matches(wanted, found, 1)
+    if near:
+        return f"did you mean {os.path.join(folder, near[0])}?"
+    return f"{folder or 'this folder'} has " + (", ".join(found[:8]) + (", …" if len(found) > 8 else "") if found else "no .coda files")
+
+
+def check(text_or_path: str | os.PathLike[str] | Source, options: Options = Options()) -> tuple[Plan, ...]:
+    """Everything that can be wrong with a source, short of emitting it: one plan a program.
+
+    Raises CodaError with all errors of the first stage that has any.
+    """
+    return plan(text_or_path, options)
+
+
+def programs(text_or_path: str | os.PathLike[str] | Source, options: Options = Options()) -> tuple[Program, ...]:
+    """The source's programs as tensor IR, names and types resolved; a generic program once a choice of its types."""
+    from .ir.build import build as build_ir
+    from .syntax.parse import parse
+
+    source = read(text_or_path)
+    with _bug_net("the front end", lambda: source.text):
+        return build_ir(parse(source), (source,), params=options.params, types=options.types)
+
+
+def plan(text_or_path: str | os.PathLike[str] | Source, options: Options = Options()) -> tuple[Plan, ...]:
+    """The kernels of each program, in order."""
+    from . import passes
+    from .ir.printer import to_text
+
+    source = read(text_or_path)
+    plans: list[Plan] = []
+    problems: list[Diagnostic] = []
+    for program in programs(source, options):
+        with _bug_net(f"the passes over {program.name}", lambda program=program: to_text(program)):
+            try:
+                plans.append(passes.run(program))
+            except CodaError as e:
+                problems += e.diagnostics
+    if problems:
+        raise CodaError(problems, (source,))
+    return tuple(plans)
+
+
+def emit(text_or_path: str | os.PathLike[str] | Source, options: Options = Options(), *, standalone: bool = False) -> str:
+    """The text of kernel.py: readable kernels, wrappers and references of every program; `standalone` inlines the runtime."""
+    from .backend_cute.emit import emit as emit_text
+
+    source = read(text_or_path)
+    plans = plan(source, options)
+    with _bug_net("emission", lambda: source.text):
+        text = emit_text(plans)
+        if standalone:
+            from .backend_cute.standalone import inline
+
+            text = inline(text)
+    return text
+
+
+def write(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file whole or not at all. Raises CodaError (C0802) where it cannot be written."""
+    name = os.fspath(path)
+    target = os.path.realpath(name)
+    try:
+        if os.path.exists(target) and not os.path.isfile(target):
+            if os.path.isdir(target):
+                raise IsADirectoryError(0, "it is a folder")
+            with open(target, "w", encoding="utf-8") as device:  # a terminal, a pipe
+                device.write(text)
+            return
+        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(target), prefix=os.path.basename(target) + ".")
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(temporary, 0o666 & ~mask)
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except FileNotFoundError:
+        raise _unwritable(name, f"the folder {os.path.dirname(name)} does not exist") from None
+    except BrokenPipeError:
+        raise
+    except OSError as e:
+        raise _unwritable(name, e.strerror or str(e)) from None
+
+
+def _unwritable(name: str, why: str) -> CodaError:
+    return CodaError([Diagnostic("C0802", f"cannot write {name}: {why}")])
+
+
+@contextlib.contextmanager
+def _bug_net(stage: str, dump: Callable[[], str]) -> Iterator[None]:
+    """Whatever escapes a stage and is not the user's error is a bug of ours: save what it worked on and say so."""
+    try:
+        yield
+    except CodaError:
+        raise
+    except Exception as e:
+        said = str(e) if isinstance(e, InternalError) else f"{type(e).__name__}: {e}"
+        raise InternalError(f"{stage} failed: {said}\nwhat it worked on is saved in {_save(dump)}") from e
+
+
+def _save(dump: Callable[[], str]) -> str:
+    handle, name = tempfile.mkstemp(prefix="codac-bug-", suffix=".txt")
+    with open(handle, "w", encoding="utf-8", errors="replace") as file:
+        try:
+            file.write(dump())
+        except Exception:  # the printer may be what is broken
+            file.write("(it cannot be printed)\n")
+        file.write("\n\n" + traceback.format_exc())
+    return name
