@@ -1,0 +1,263 @@
+"""Executes the records of `spec` on torch tensors: what `reference_planned` means.
+
+In: a `spec.Program`, the emitted scalar functions and tensors of the declared shapes. Out: the outputs by name. It sees what the
+kernels see (views, segments, K products, ports through index maps, sinks with windows, groups, partials of the kernels' shapes,
+finishers), accumulates in f32 and rounds where the kernels store; with `torch_fns.Exact` it computes in float64 and rounds nothing,
+so that a wrong record or a wrong line shows at 1e-12 instead of hiding under rounding. Works on any device.
+Non-goals: speed, and the order in which a kernel sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from . import configs, spec, torch_fns
+
+IDENTITY = {"sum": 0.0, "max": -math.inf, "min": math.inf, "amax": 0.0, "lse": -math.inf}
+
+Tensors = dict[str, torch.Tensor]
+Extents = Mapping[str, int]
+
+
+def run(
+    program: spec.Program,
+    functions: Mapping[str, Callable[..., tuple]],
+    inputs: Mapping[str, torch.Tensor],
+    *,
+    f: Any = None,
+    config: Mapping[str, spec.Config] | spec.Config | None = None,
+) -> dict[str, torch.Tensor]:
+    """All outputs of `program`, by name, in their declared shapes; float64 where `f` is `torch_fns.Exact`.
+
+    `inputs` have the declared axes in storage order. `config` decides the partition of partial results: one for all Gemms, or
+    by kernel name; without it the default for the shape.
+    """
+    f = f or torch_fns.Written()
+    extents = bind(program, inputs)
+    tensors: Tensors = dict(inputs)
+    device = next((t.device for t in inputs.values()), torch.device("cpu"))
+    for kernel in program.kernels:
+        chosen = config.get(kernel.name) if isinstance(config, Mapping) else config
+        _Run(kernel, functions, tensors, extents, f, device, chosen).launch()
+    return {o.name: tensors[o.name].reshape([extents[a] for a in o.axes]) for o in program.outputs}
+
+
+def bind(program: spec.Program, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """The extent of every axis, from inputs of declared rank."""
+    extents = {name: size for name, size in program.extents if size is not None}
+    for argument in program.inputs:
+        extents.update(zip(argument.axes, inputs[argument.name].shape, strict=True))
+    return extents
+
+
+def mode_shape(tensor: spec.Tensor, extents: Extents) -> tuple[int, ...]:
+    """The extents of a tensor's modes."""
+    return tuple(product(mode, extents) for mode in tensor.modes)
+
+
+def product(sizes: tuple[spec.Size, ...], extents: Extents) -> int:
+    """The product of sizes, fixed ones and axes by name."""
+    return math.prod(s if isinstance(s, int) else extents[s] for s in sizes)
+
+
+def matrix_view(tensor: torch.Tensor, matrix: spec.Matrix) -> torch.Tensor:
+    """The matrix's elements as a view: dims of its rows, its columns, then the packed lane if there is one."""
+    packed = (tensor.dim() - 1,) if matrix.pack > 1 else ()
+    view = tensor.permute(*matrix.rows, *matrix.cols, *packed, *(mode for mode, _ in matrix.at))
+    for _, index in reversed(matrix.at):
+        view = view.select(-1, index)
+    return view
+
+
+def combine(kind: str, partials: torch.Tensor) -> torch.Tensor:
+    """Reduce over parts: [parts, length], for "lse" [2, parts, length], gives [length]."""
+    if kind == "only":
+        return partials.squeeze(0)
+    if kind == "lse":
+        top, total = partials
+        peak = top.amax(0)
+        scale = torch.where(top == peak, torch.ones_like(top), torch.exp(top - peak))
+        return torch.where(torch.isinf(peak), peak, peak + torch.log((total * scale).sum(0)))
+    return reduce(kind, partials, 0)
+
+
+def reduce(kind: str, values: torch.Tensor, dim: int) -> torch.Tensor:
+    """One reduction over a dim that is not empty; NaN propagates."""
+    if kind == "lse":
+        return torch.logsumexp(values, dim)
+    if kind == "sum":
+        return values.sum(dim)
+    return {"max": torch.amax, "min": torch.amin, "amax": lambda x, d: torch.amax(x.abs(), d)}[kind](values, dim)
+
+
+class _Run:
+    """One kernel over `tensors`, which gains the kernel's outputs and work tensors."""
+
+    def __init__(self, kernel: spec.Kernel, functions: Any, tensors: Tensors, extents: Extents, f: Any, device: Any, config: Any) -> None:
+        self.kernel, self.functions, self.tensors, self.extents, self.f = kernel, functions, tensors, extents, f
+        self.device, self.config = device, config
+        self.dtype = f.dtype
+        self.records = {t.name: t for t in kernel.tensors}
+
+    def launch(self) -> None:
+        if isinstance(self.kernel, spec.Finish):
+            self.finish(self.kernel)
+        else:
+            self.gemm(self.kernel)
+
+    def new(self, shape: tuple[int, ...], dtype: str = "f32") -> torch.Tensor:
+        """A tensor for results, NaN where it can be, so that an element nobody writes shows."""
+        real = torch_fns.DTYPES[dtype]
+        real = self.dtype if real.is_floating_point and not self.f.rounds else real
+        return torch.full(shape, math.nan if real.is_floating_point else 0, dtype=real, device=self.device)
+
+    def wide(self, t: torch.Tensor) -> torch.Tensor:
+        return t.to(self.dtype) if t.is_floating_point() else t
+
+    def view(self, name: str) -> torch.Tensor:
+        """A tensor with one dim per mode."""
+        record = self.records[name]
+        return self.tensors[name].reshape(mode_shape(record, self.extents))
+
+    def target(self, name: str) -> torch.Tensor:
+        """A result with one dim per mode, made where it is not there yet."""
+        record = self.records[name]
+        shape = mode_shape(record, self.extents)
+        if name not in self.tensors:
+            self.tensors[name] = self.new(shape, record.dtype)
+        return self.tensors[name].view(shape)
+
+    def matrix(self, matrix: spec.Matrix) -> torch.Tensor:
+        """(rows, columns), and the packed lane last if there is one."""
+        view = matrix_view(self.view(matrix.tensor), matrix)
+        shape, split = view.shape, len(matrix.rows)
+        cols = shape[split : split + len(matrix.cols)]
+        packed = (matrix.pack,) if matrix.pack > 1 else ()
+        return view.reshape(math.prod(shape[:split]), math.prod(cols), *packed)
+
+    def index(self, index: spec.Index) -> torch.Tensor:
+        """A coordinate for every position: (m, 1), (1, n) or a single element."""
+        if index.of == "fixed":
+            return torch.tensor(index.offset, device=self.device)
+        m, n = self.size
+        i = torch.arange(m, device=self.device)[:, None] if index.of == "row" else torch.arange(n, device=self.device)[None, :]
+        i = (i - index.offset).div(product(index.div, self.extents), rounding_mode="floor")
+        return i.remainder(product(index.mod, self.extents)) if index.mod else i
+
+    def ports(self, ports: tuple[spec.Port, ...]) -> list[torch.Tensor]:
+        values: list[torch.Tensor] = []
+        for port in ports:
+            if isinstance(port, spec.Tile):
+                tile = self.wide(self.matrix(port.matrix))
+                values.extend(tile.unbind(-1) if port.matrix.pack > 1 else (tile,))
+            elif isinstance(port, spec.Iota):
+                values.append(self.index(port.index).to(torch.int32))
+            elif isinstance(port, spec.Extent):
+                values.append(torch.tensor(product(port.sizes, self.extents), dtype=torch.int32, device=self.device))
+            else:
+                values.append(self.wide(self.load(port)))
+        return values
+
+    def load(self, port: spec.Load) -> torch.Tensor:
+        """Elements by coordinate; where a coordinate leaves the tensor (columns outside a window) the value is 0."""
+        tensor = self.view(port.tensor)
+        if not port.index:
+            return tensor.reshape(())
+        coords = [self.index(i) for i in port.index]
+        inside = torch.ones((), dtype=torch.bool, device=self.device)
+        safe = []
+        for c, size in zip(coords, tensor.shape, strict=True):
+            inside = inside & (c >= 0) & (c < size)
+            safe.append(c.clamp(0, max(size - 1, 0)))
+        if tensor.numel() == 0:
+            return torch.zeros((), dtype=tensor.dtype, device=self.device)
+        return torch.where(inside, tensor[tuple(safe)], torch.zeros((), dtype=tensor.dtype, device=self.device))
+
+    def full(self, value: Any) -> torch.Tensor:
+        """A result of a scalar function at every position."""
+        return torch.as_tensor(value, device=self.device).expand(self.size)
+
+    def gemm(self, kernel: spec.Gemm) -> None:
+        first = self.matrix(kernel.products[0].a), self.matrix(kernel.products[0].b[0])
+        self.size = m, n = first[0].shape[0], first[1].shape[0]
+        deep = [self.matrix(p.a).shape[1] for p in kernel.products]
+        config = self.config or configs.default(kernel, max(m, 1), max(n, 1), max(*deep, 1))
+        accumulators: list[torch.Tensor] = []
+        for s in range(kernel.segments):
+            acc = torch.zeros(self.size, dtype=self.dtype, device=self.device)
+            for p in kernel.products:
+                acc = acc + self.wide(self.matrix(p.a)) @ self.wide(self.matrix(p.b[s])).T
+            accumulators.append(acc)
+        ports = self.ports(kernel.ports)
+        statistics: list[torch.Tensor] = []
+        results: tuple = ()
+        for phase in kernel.phases:
+            results = tuple(self.functions[phase.fn](self.f, *accumulators, *ports, *statistics))
+            for group, value in zip(phase.groups, results, strict=bool(phase.groups)):
+                grouped = self.full(value).unflatten(1, (n // group.size, group.size))
+                statistics.append(reduce(group.kind, grouped, 2).repeat_interleave(group.size, 1))
+        values = [self.full(value) for value in results]
+        for sink in kernel.sinks:
+            values = values[self.sink(kernel, sink, values, config) :]
+        if values:
+            raise ValueError(f"{kernel.name}: {len(values)} results of {kernel.phases[-1].fn} have no sink")
+
+    def sink(self, kernel: spec.Gemm, sink: spec.Sink, values: list[torch.Tensor], config: spec.Config) -> int:
+        """Consume the first values; returns how many."""
+        if isinstance(sink, spec.Store):
+            target = matrix_view(self.target(sink.matrix.tensor), sink.matrix)
+            taken = [self.windowed(v, sink.window) for v in values[: sink.matrix.pack]]
+            value = torch.stack(taken, -1) if sink.matrix.pack > 1 else taken[0]
+            target.copy_(value.reshape(target.shape))
+            return sink.matrix.pack
+        if isinstance(sink, spec.Point):
+            value, chosen = values[:2]
+            target = self.target(sink.tensor)
+            where = tuple(self.index(i).expand(self.size)[chosen] for i in sink.index)
+            target[where] = value[chosen].to(target.dtype)
+            return 2
+        self.tensors[sink.work] = self.partials(kernel, sink, self.wide(values[0]), config)
+        return 1
+
+    @staticmethod
+    def windowed(value: torch.Tensor, window: spec.Window | None) -> torch.Tensor:
+        return value if window is None else value.narrow(1, window.start, window.size)
+
+    def partials(self, kernel: spec.Gemm, sink: spec.RowReduce | spec.ColReduce, value: torch.Tensor, config: spec.Config) -> torch.Tensor:
+        """What the kernel leaves in the work tensor; one part of identities where there is nothing to reduce."""
+        m, n = self.size
+        shape = configs.partial_shape(kernel, config, sink, max(m, 1), max(n, 1))
+        identity = IDENTITY[sink.kind]
+        if isinstance(sink, spec.RowReduce):
+            if sink.window:
+                column = torch.arange(n, device=self.device)
+                inside = (column >= sink.window.start) & (column < sink.window.start + sink.window.size)
+                value = torch.where(inside, value, torch.full_like(value, identity))
+            value, part = value.T, configs.columns_per_segment(kernel, config)
+        else:
+            part = configs.warpgroup_rows(config)
+        parts = shape[-2]  # value is (reduced, kept)
+        value = torch.nn.functional.pad(value, (0, 0, 0, parts * part - value.shape[0]), value=identity).unflatten(0, (parts, part))
+        if sink.kind != "lse":
+            return reduce(sink.kind, value, 1)
+        top = value.amax(1)
+        peak = top[:, None]
+        at_infinity = ((value == peak) & (peak > 0)).to(value.dtype)
+        return torch.stack((top, torch.where(torch.isinf(peak), at_infinity, torch.exp(value - peak)).sum(1)))
+
+    def finish(self, kernel: spec.Finish) -> None:
+        length = product(kernel.length, self.extents)
+        self.size = (length, 1)
+        partials = []
+        for p in kernel.partials:
+            leading = (2,) if p.kind == "lse" else ()
+            work = self.wide(self.tensors[p.work])
+            parts = work.numel() // (math.prod(leading) * length) if length else 1
+            partials.append(combine(p.kind, work.reshape(*leading, parts, length))[:, None])
+        results = self.functions[kernel.fn](self.f, *partials, *self.ports(kernel.ports))
+        for name, value in zip(kernel.outputs, results, strict=True):
+            self.target(name).view(-1).copy_(self.full(value).reshape(-1))
