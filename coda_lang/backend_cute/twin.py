@@ -17,7 +17,7 @@ import torch
 
 from . import configs, spec, torch_fns
 
-IDENTITY = {"sum": 0.0, "max": -math.inf, "min": math.inf, "amax": 0.0, "lse": -math.inf}
+IDENTITY = {"sum": 0.0, "max": -math.inf, "min": math.inf, "amax": 0.0, "lse": -math.inf, "only": math.nan}
 
 Tensors = dict[str, torch.Tensor]
 Extents = Mapping[str, int]
@@ -257,7 +257,10 @@ class _Run:
             leading = (2,) if p.kind == "lse" else ()
             work = self.wide(self.tensors[p.work])
             parts = work.numel() // (math.prod(leading) * length) if length else 1
-            partials.append(combine(p.kind, work.reshape(*leading, parts, length))[:, None])
+            if parts:
+                partials.append(combine(p.kind, work.reshape(*leading, parts, length))[:, None])
+            else:  # a reduction over an empty axis
+                partials.append(torch.full(self.size, IDENTITY[p.kind], dtype=self.dtype, device=self.device))
         results = self.functions[kernel.fn](self.f, *partials, *self.ports(kernel.ports))
         for name, value in zip(kernel.outputs, results, strict=True):
             self.target(name).view(-1).copy_(self.full(value).reshape(-1))
