@@ -1,0 +1,113 @@
+"""From text to the syntax tree. In: a `Source`. Out: `ast.Module`, or a `CodaError` with every syntax error found (C01xx).
+
+Each item (a signature, a def, an alias, a statement) is parsed by itself, so an error in one hides none in the next. The parser is Lark's LALR(1), built
+from grammar.lark on first use (about 60 ms; no cache file to go stale).
+Non-goals: names, types and axes (ir/build).
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Iterator
+
+from lark import Lark
+from lark.exceptions import UnexpectedToken
+from lark.lexer import Lexer as LarkLexer
+from lark.lexer import Token
+
+from ..diagnostics.model import CodaError, Diagnostic
+from ..source import Source, Span
+from . import ast, problems
+from .explain import explain
+from .lexer import Item, Lexer
+from .tree import Builder, Line, Refused
+
+_LOCK = threading.Lock()
+MAX_ERRORS = 20
+
+
+class _Ready(LarkLexer):
+    """The tokens are ready: `lexer.Lexer` made them."""
+
+    def __init__(self, conf: object) -> None:
+        pass
+
+    def lex(self, data: list[Token]) -> Iterator[Token]:  # type: ignore[override]
+        return iter(data)
+
+
+@lru_cache(maxsize=1)
+def _machine() -> tuple[Lark, Builder]:
+    grammar = (Path(__file__).parent.parent / "grammar.lark").read_text(encoding="utf-8")
+    builder = Builder()
+    return Lark(grammar, parser="lalr", lexer=_Ready, transformer=builder), builder
+
+
+def parse(source: Source) -> ast.Module:
+    """The module in `source`. Raises `CodaError` (C01xx) with up to 20 errors, in the order of the text."""
+    lexer = Lexer(source)
+    items = lexer.items()
+    errors: list[Diagnostic] = list(lexer.errors)
+    nodes: list[tuple[Item, Any]] = []
+    with _LOCK:
+        lark, builder = _machine()
+        for item in items:
+            nodes.append((item, _parse_item(lark, builder, source, item, errors)))
+    module = _assemble(source, nodes, errors)
+    if errors:
+        errors.sort(key=lambda e: (e.span.line, e.span.col) if e.span else (0, 0))
+        raise CodaError(errors[:MAX_ERRORS], (source,))
+    return module
+
+
+def _parse_item(lark: Lark, builder: Builder, source: Source, item: Item, errors: list[Diagnostic]) -> Any:
+    if item.broken:
+        return None
+    builder.begin(source.file)
+    try:
+        return lark.parse(item.tokens)  # type: ignore[arg-type]
+    except UnexpectedToken as error:
+        errors.append(explain(source, item.tokens, error))
+    except Refused as error:
+        errors.append(error.problem)
+    return None
+
+
+def _assemble(source: Source, nodes: list[tuple[Item, Any]], errors: list[Diagnostic]) -> ast.Module:
+    """Statements go to the program above them; an item with errors still says which kind it was."""
+    found: list[Any] = []
+    body: list[Any] | None = None  # of the program whose statements are being read
+    lost = False  # whether statements belong to a signature that could not be read
+    for item, node in nodes:
+        kind = item.tokens[0].type
+        if kind in ("PROGRAM", "FORWARD"):
+            body, lost = [], node is None
+            if node is not None:
+                found.append((node, item.doc, body))
+        elif kind in ("DEF", "TYPE"):
+            body, lost = None, False
+            if node is not None:
+                found.append((node, item.doc, None))
+        elif node is None or lost:
+            continue
+        elif isinstance(node, Line):
+            errors.append(problems.unnamed(node.span))
+        elif body is not None:
+            body.extend(node if isinstance(node, tuple) else [node])
+        elif kind == "PARAM":
+            found.extend((param, "", None) for param in node)
+        else:
+            errors.append(problems.homeless((node[0] if isinstance(node, tuple) else node).span))
+    if not nodes and not errors:
+        errors.append(problems.empty(Span(source.file, 1, 1, 1, 1)))
+    out = tuple(_finish(*f) for f in found)
+    return ast.Module(out, span=out[0].span.to(out[-1].span) if out else Span(source.file, 1, 1, 1, 1))
+
+
+def _finish(node: Any, doc: str, body: list[Any] | None) -> Any:
+    if isinstance(node, ast.Program):
+        return replace(node, doc=doc, body=tuple(body or ()))
+    return replace(node, doc=doc) if isinstance(node, ast.Def) else node

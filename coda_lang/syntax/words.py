@@ -1,0 +1,27 @@
+"""The reserved words of the language, in one place. In: nothing. Out: tables for the lexer, the parser, suggestions and docs/language.md.
+
+Non-goals: names of operators (those are `coda_lang.ops`) and of prelude functions (which a program may shadow).
+"""
+
+from __future__ import annotations
+
+import keyword
+
+# Words that begin a statement or an item; at the start of a line they end an unclosed bracket.
+STATEMENTS = ("program", "forward", "def", "param", "type", "save", "recompute", "require", "nominal")
+KEYWORDS = STATEMENTS + ("const", "and", "or", "not", "inf")
+DTYPES = ("bf16", "f16", "f32", "i32", "i64", "bool")  # usable as casts, never as names
+
+# Reserved for later versions: what to do today instead.
+FUTURE = {
+    "dropout": "multiply by a mask given as an input: `y = x * mask`",
+    "argmax": "the program can return the values, and PyTorch takes the argmax of those",
+    "argmin": "the program can return the values, and PyTorch takes the argmin of those",
+    "ragged": "pad the axis, or run one program per group of rows",
+    "attention": "end the program at q, k and v, and call an attention kernel between two programs",
+}
+
+# Kernels are Python and are called by argument name, so Python's own words cannot be names.
+PYTHON = frozenset(keyword.kwlist) - set(KEYWORDS)
+
+RESERVED = frozenset(KEYWORDS) | frozenset(DTYPES) | frozenset(FUTURE) | PYTHON
