@@ -1,0 +1,337 @@
+"""The kernel IR: what `passes.partition` makes of a program and `backend_cute.lower` turns into `spec` records.
+
+Kernels are named by axes, never by positions. A `Gemm` is products into accumulators plus a scalar body in phases; a `Finish`
+is the second stage over its partial results. Bodies are straight-line equations over scalars (`Ty.axes == ()`), one position
+of the kernel at a time: which element of a tensor a scalar is, stands in the port or sink (`At`). Decisions about storage
+(`Layout`) are a side table. Non-goals: tile shapes, strides, device details.
+
+Geometry
+    A Gemm has a set of row axes and of column axes; a *lane* axis is neither: each lane is an accumulator of its own. `rows` and
+    `cols` are ordered outermost first, by the pass `layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from .graph import Atom, Eqn, Lit, Program, Var
+
+
+@dataclass(frozen=True)
+class Along:
+    """The coordinate `position along the kernel's axis - start`: a run of a split axis starts later than its kernel axis."""
+
+    axis: str
+    start: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.axis} - {self.start}" if self.start > 0 else f"{self.axis} + {-self.start}" if self.start else self.axis
+
+
+At = Along | int  # an int is a fixed coordinate: a lane
+
+
+@dataclass(frozen=True)
+class Access:
+    """One element of a stored tensor: a coordinate for each of its axes, in storage order. `lanes` is the axis whose lanes travel together."""
+
+    tensor: str
+    at: tuple[tuple[str, At], ...]
+    packed: str | None = None
+
+    def __str__(self) -> str:
+        inside = [f"{axis}=*" if axis == self.packed else f"{axis}={at}" if str(at) != axis else axis for axis, at in self.at]
+        return f"{self.tensor}[{', '.join(inside)}]"
+
+
+# --- ports -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Read:
+    """A stored element (two where packed). `tile` says that it has the accumulator's geometry and is loaded as a tile."""
+
+    vars: tuple[Var, ...]
+    access: Access
+    tile: bool = False
+
+    def __str__(self) -> str:
+        return f"{', '.join(v.name for v in self.vars)} = {'tile' if self.tile else 'load'} {self.access}"
+
+
+@dataclass(frozen=True)
+class Position:
+    """The coordinate itself, as i32."""
+
+    var: Var
+    at: Along
+
+    @property
+    def vars(self) -> tuple[Var, ...]:
+        return (self.var,)
+
+    def __str__(self) -> str:
+        return f"{self.var.name} = index {self.at}"
+
+
+@dataclass(frozen=True)
+class Size:
+    """The extent of an axis that is free, as i32."""
+
+    var: Var
+    axis: str
+
+    @property
+    def vars(self) -> tuple[Var, ...]:
+        return (self.var,)
+
+    def __str__(self) -> str:
+        return f"{self.var.name} = size {self.axis}"
+
+
+Port = Read | Position | Size
+
+
+# --- sinks -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """The part of a kernel axis that a value is about: coordinates [start, start + size)."""
+
+    axis: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Store:
+    """The values (two where packed) become elements of an output; outside `run` nothing is stored."""
+
+    access: Access
+    values: tuple[Atom, ...]
+    dtype: str
+    run: Run | None = None
+
+    def __str__(self) -> str:
+        return f"store {self.access}: {self.dtype} <- {', '.join(map(show, self.values))}{_within(self.run)}"
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Partial reductions into the work tensor `work`, one for each position along `kept` ("row" or "col")."""
+
+    kind: str  # "sum" "max" "min" "amax" "lse"
+    kept: str
+    work: str
+    value: Atom
+    run: Run | None = None
+
+    @property
+    def values(self) -> tuple[Atom, ...]:
+        return (self.value,)
+
+    def __str__(self) -> str:
+        return f"partial {self.kind} per {self.kept}: {self.work} <- {show(self.value)}{_within(self.run)}"
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where `chosen` holds, `value` becomes the element; at most one position of the kernel may claim an element."""
+
+    access: Access
+    value: Atom
+    chosen: Atom
+    dtype: str = "f32"
+
+    @property
+    def values(self) -> tuple[Atom, ...]:
+        return (self.value, self.chosen)
+
+    def __str__(self) -> str:
+        return f"point {self.access} <- {show(self.value)} if {show(self.chosen)}"
+
+
+Sink = Store | Reduce | Point
+
+
+# --- kernels -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A matrix in a stored tensor: which of its axes are the rows (for B: the columns of the product), which are contracted, lanes pinned."""
+
+    tensor: str
+    outer: tuple[str, ...]
+    inner: tuple[str, ...]
+    at: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        pinned = "".join(f", {axis}={i}" for axis, i in self.at)
+        return f"{self.tensor}[{' '.join(self.outer)} | {' '.join(self.inner)}{pinned}]"
+
+
+@dataclass(frozen=True)
+class Product:
+    """One K-segment: every accumulator s gains a · b[s]. `a.outer` and `b[s].outer` name, in the tensors' own names, the kernel's row and column axes."""
+
+    a: Operand
+    b: tuple[Operand, ...]
+
+    def __str__(self) -> str:
+        return f"{self.a} @ {', '.join(map(str, self.b))}"
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A reduction of `value` over the columns of a group (`over`: innermost column axes); later phases see it as `var`."""
+
+    var: Var
+    kind: str
+    over: tuple[str, ...]
+    value: Atom
+
+    def __str__(self) -> str:
+        return f"{self.var.name} = {self.kind} of {show(self.value)} over {' '.join(self.over)}"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One scalar function. A phase sees accumulators, ports and the statistics of earlier phases; the last one feeds the sinks."""
+
+    eqns: tuple[Eqn, ...]
+    statistics: tuple[Statistic, ...] = ()
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """One fused product. `renames` pairs a tensor's own axis with the kernel's where they differ."""
+
+    name: str
+    rows: tuple[str, ...]
+    cols: tuple[str, ...]
+    accumulators: tuple[Var, ...]
+    products: tuple[Product, ...]
+    phases: tuple[Phase, ...]
+    ports: tuple[Port, ...] = ()
+    sinks: tuple[Sink, ...] = ()
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A work tensor reduced over its parts, in fixed order; kind "only" reads it as it is."""
+
+    var: Var
+    work: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.var.name} = {self.kind} of {self.work}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finisher writes, one element a position: an output, or a work tensor that a later finisher reads."""
+
+    tensor: str
+    dtype: str
+    value: Atom
+
+    def __str__(self) -> str:
+        return f"store {self.tensor}: {self.dtype} <- {show(self.value)}"
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The second stage, one position for each element of `over` ("row" axes, "col" axes, or "" for a scalar)."""
+
+    name: str
+    over: str
+    axes: tuple[str, ...]
+    partials: tuple[Partial, ...]
+    eqns: tuple[Eqn, ...]
+    results: tuple[Result, ...]
+    ports: tuple[Port, ...] = ()
+
+
+Kernel = Gemm | Finish
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How kernels see a stored tensor: its axes merged into modes, last contiguous. `copy` says why the host must rearrange it, "" where it need not."""
+
+    tensor: str
+    modes: tuple[tuple[str, ...], ...]
+    copy: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A program's kernels in launch order, the storage they need, and what the compiler did, in words."""
+
+    program: Program
+    kernels: tuple[Kernel, ...]
+    layouts: tuple[Layout, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def gemm(self) -> Gemm:
+        """The one Gemm of the plan."""
+        return next(k for k in self.kernels if isinstance(k, Gemm))
+
+    def layout(self, tensor: str) -> Layout:
+        """The layout of a tensor; KeyError where no kernel uses it."""
+        return {x.tensor: x for x in self.layouts}[tensor]
+
+    def with_kernels(self, kernels: Iterable[Kernel], **changes: object) -> Plan:
+        return replace(self, kernels=tuple(kernels), **changes)  # type: ignore[arg-type]
+
+
+# --- text --------------------------------------------------------------------------------------------------------------
+
+
+def show(atom: Atom) -> str:
+    """An atom in IR text."""
+    return atom.name if isinstance(atom, Var) else repr(atom.value)
+
+
+def _within(run: Run | None) -> str:
+    return f" within {run.axis}[{run.start}:{run.start + run.size}]" if run else ""
+
+
+def _eqn(e: Eqn) -> str:
+    attrs = "{" + ", ".join(f"{k}={getattr(v, 'name', v)}" for k, v in e.attrs) + "}" if e.attrs else ""
+    src = f"  # {e.span}" if e.span else ""
+    return f"{e.out.name}: {e.out.ty.dtype} = {e.op}{attrs}({', '.join(map(show, e.args))}){src}"
+
+
+def _lines(kernel: Kernel) -> Iterator[str]:
+    if isinstance(kernel, Gemm):
+        yield f"gemm {kernel.name} rows ({' '.join(kernel.rows)}) cols ({' '.join(kernel.cols)})"
+        yield f"  {', '.join(a.name for a in kernel.accumulators)} = " + " + ".join(map(str, kernel.products))
+        yield from (f"  {p}" for p in kernel.ports)
+        for i, phase in enumerate(kernel.phases):
+            yield f"  phase {i}"
+            yield from (f"    {_eqn(e)}" for e in phase.eqns)
+            yield from (f"    {s}" for s in phase.statistics)
+        yield from (f"  {s}" for s in kernel.sinks)
+    else:
+        yield f"finish {kernel.name} over ({' '.join(kernel.axes)})"
+        yield from (f"  {p}" for p in (*kernel.partials, *kernel.ports))
+        yield from (f"    {_eqn(e)}" for e in kernel.eqns)
+        yield from (f"  {r}" for r in kernel.results)
+
+
+def to_text(plan: Plan) -> str:
+    """The plan as one reads it: a line each for products, ports, equations, sinks, storage."""
+    out = [f"plan {plan.program.name}"]
+    for kernel in plan.kernels:
+        out += ["", *_lines(kernel)]
+    if plan.layouts:
+        out += ["", "storage"]
+        out += [f"  {x.tensor} " + "".join(f"({' '.join(m)})" for m in x.modes) + (f"  copied: {x.copy}" if x.copy else "") for x in plan.layouts]
+    out += [f"note: {n}" for n in plan.notes]
+    return "\n".join(out) + "\n"
