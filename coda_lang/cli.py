@@ -6,7 +6,6 @@ Exit status: 0 done; 1 the source is refused (or a check found a difference); 2 
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import sys
@@ -18,7 +17,7 @@ from . import driver
 from .diagnostics.model import CodaError, Diagnostic, InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from .source import Source
 
@@ -30,9 +29,9 @@ class Codac(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
-            near = difflib.get_close_matches(args[0], list(self.commands), 1)
-            if near and "." not in args[0] and not os.path.exists(args[0]):
-                raise click.UsageError(f"no command {args[0]!r}; did you mean `codac {near[0]}`?", ctx)
+            near = "" if "." in args[0] or os.path.exists(args[0]) else _near(args[0], self.commands, "")
+            if near:
+                raise click.UsageError(f"there is no command {args[0]}; {near}", ctx)
             args = ["emit", *args]
         return super().parse_args(ctx, args)
 
@@ -62,7 +61,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     import functools
 
     @click.argument("file")
-    @click.option("--param", "params", multiple=True, callback=_pairs(float, "eps=1e-6"), metavar="NAME=VALUE", help="Set a param of the source.")
+    @click.option("--param", "params", multiple=True, callback=_pairs(float, "eps=1e-6"), metavar="NAME=VALUE", help="Set a param.")
     @click.option("--type", "types", multiple=True, callback=_pairs(str, "T=f16"), metavar="NAME=TYPE", help="Choose a generic type.")
     @click.option("--strict", is_flag=True, help="Use no law that moves a rounding point.")
     @functools.wraps(command)
@@ -122,6 +121,41 @@ def check(source: Source, options: driver.Options, as_json: bool) -> int:
             count = len(p.kernels)
             click.echo(f"{p.program.name}: {count} kernel{'s' * (count != 1)}")
     return OK
+
+
+@cli.command()
+@click.argument("name", required=False)
+def ops(name: str | None) -> None:
+    """List the operators and the prelude, or say all about NAME."""
+    from . import listing
+
+    if name is None:
+        click.echo(listing.all_ops(), nl=False)
+        return
+    text = listing.page(name)
+    if text is None:
+        help = _near(name, listing.names(), "`codac ops` lists them all")
+        raise CodaError([Diagnostic("C0803", f"no operator or prelude function is called {name}", help=help)])
+    click.echo(text, nl=False)
+
+
+@cli.command()
+@click.argument("code")
+def explain(code: str) -> None:
+    """Say what an error code means, with an example and its remedy."""
+    from .diagnostics import catalog
+
+    text = catalog.explain(code)
+    if text is None:
+        raise CodaError([Diagnostic("C0803", f"there is no error code {code}", help=catalog.near(code))])
+    click.echo(text, nl=False)
+
+
+def _near(name: str, known: Iterable[str], otherwise: str) -> str:
+    """A remedy for a name that does not exist."""
+    from .diagnostics.suggest import did_you_mean
+
+    return did_you_mean(name, known) or otherwise
 
 
 def _status(e: CodaError) -> int:

@@ -14,7 +14,6 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .diagnostics.model import CodaError, Diagnostic, InternalError

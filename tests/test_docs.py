@@ -7,12 +7,12 @@
                             `(exit status 1)` for a status other than 0. Blocks of one page run in order in one folder that has specs/
     ```pycon                a Python session, checked by doctest in the same folder
 
-Any other block (```sh, ```text, ```python) is only shown. `python tests/test_docs.py --update` writes what the commands print now into the pages.
+Any other block (```sh, ```text, ```python) is only shown.
+`python tests/test_docs.py --update` writes what the commands print now into the pages.
 """
 
 from __future__ import annotations
 
-import doctest
 import os
 import re
 import shutil
@@ -112,22 +112,25 @@ def workplace(folder: Path) -> dict[str, str]:
 
 def run(command: str, folder: Path, env: dict[str, str]) -> str:
     """What a command prints, both streams together, trailing space cut."""
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, stdin=subprocess.DEVNULL
-    )
+    done = _run(["bash", "-c", command], folder, env)
     text = "\n".join(line.rstrip() for line in done.stdout.rstrip().splitlines())
     return text + (f"\n(exit status {done.returncode})" if done.returncode else "")
 
 
+def _run(argv: list[str], folder: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(argv, cwd=folder, env=env, text=True, timeout=300, **streams)
+
+
 def matches(expected: str, got: str) -> bool:
     """Whether `got` is what the page shows: `...` alone on a line stands for any lines, within a line for any characters."""
-    pattern = []
+    pattern = ""
     for line in expected.rstrip().splitlines():
         if line.strip() == "...":
-            pattern.append(r"(?:[^\n]*\n)*")
+            pattern += r"(?:[^\n]*\n)*"
         else:
-            pattern.append(r"[^\n]*?".join(re.escape(piece.rstrip() if i == 0 and "..." not in line else piece) for i, piece in enumerate(line.split("..."))) + r"\n")
-    return re.fullmatch("".join(pattern), got.rstrip() + "\n" if got.strip() else "") is not None
+            pattern += r"[^\n]*?".join(re.escape(piece) for piece in line.rstrip().split("...")) + r"\n"
+    return re.fullmatch(pattern, got.rstrip() + "\n" if got.strip() else "") is not None
 
 
 @pytest.mark.slow
@@ -147,8 +150,9 @@ def test_commands(page: Path, tmp_path: Path) -> None:
 def pycon(block: Block, folder: Path, env: dict[str, str]) -> str:
     """Run a Python session as doctest in a process of its own; what differs, or ""."""
     script = folder / "_session.py"
-    script.write_text(f"__doc__ = {block.text!r}\n\nif __name__ == '__main__':\n    import doctest, sys\n    sys.exit(doctest.testmod(optionflags={doctest.ELLIPSIS}).failed)\n")
-    done = subprocess.run([sys.executable, str(script)], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    check = "import doctest, sys\nsys.exit(doctest.testmod(optionflags=doctest.ELLIPSIS).failed)\n"
+    script.write_text(f"__doc__ = {block.text!r}\n\n{check}")
+    done = _run([sys.executable, str(script)], folder, env)
     return f"{block.id}:\n{done.stdout}" if done.returncode else ""
 
 
