@@ -27,6 +27,9 @@ def _order(held: set[str], axes: Axes) -> tuple[str, ...]:
 def _meet(args: tuple[Ty, ...]) -> DType:
     """The stored type where all agree, else f32 (or the wider integer)."""
     dtypes = [a.dtype for a in args]
+    odd = next((i for i, d in enumerate(dtypes) if (d.kind == "bool") != (dtypes[0].kind == "bool")), None)
+    if odd is not None:
+        raise TypeProblem("bools and numbers cannot stand side by side", odd)
     return dtypes[0] if all(d is dtypes[0] for d in dtypes) else unify(dtypes)
 
 

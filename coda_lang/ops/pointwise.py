@@ -64,8 +64,10 @@ op("fma", "x y z", reads="f32 f32 f32",
 COMPARE = dict(kind="map", reads="number number", gives="bool", surface=None, derivative="none: the result is bool.",
                domain=Domain(((-2.0, 2.0),)))
 
-op("eq", "x y", symbol="==", doc="x = y; false for NaN.", ref=lambda T, x, y: x == y, emit="f.eq({x}, {y})", laws=Laws(commutative=True), **COMPARE)
-op("ne", "x y", symbol="!=", doc="x ≠ y; true for NaN.", ref=lambda T, x, y: x != y, emit="f.ne({x}, {y})", laws=Laws(commutative=True), **COMPARE)
+op("eq", "x y", symbol="==", doc="x = y; false for NaN.", ref=lambda T, x, y: x == y, emit="f.eq({x}, {y})",
+   laws=Laws(commutative=True), **COMPARE)
+op("ne", "x y", symbol="!=", doc="x ≠ y; true for NaN.", ref=lambda T, x, y: x != y, emit="f.ne({x}, {y})",
+   laws=Laws(commutative=True), **COMPARE)
 op("lt", "x y", symbol="<", doc="x < y; false for NaN.", ref=lambda T, x, y: x < y, emit="f.lt({x}, {y})", **COMPARE)
 op("le", "x y", symbol="<=", doc="x ≤ y; false for NaN.", ref=lambda T, x, y: x <= y, emit="f.le({x}, {y})", **COMPARE)
 op("gt", "x y", symbol=">", doc="x > y; false for NaN.", ref=lambda T, x, y: x > y, emit="f.gt({x}, {y})", **COMPARE)
@@ -124,7 +126,8 @@ def _cast(args: tuple[Ty, ...], attrs: Attrs, axes: Axes) -> Ty:
     if to is None or to.kind == "bool":
         raise TypeProblem(f"cannot convert to {attrs['dtype']}", None, "convert to bf16, f16, f32, i32 or i64; a comparison makes a bool")
     if to.kind == "int" and source.kind == "float":
-        raise TypeProblem(f"a {source} value cannot become {to}: version 1 has no rounding to integers", 0, "keep it f32; floor and round give whole f32 values")
+        raise TypeProblem(f"a {source} value cannot become {to}: version 1 has no rounding to integers", 0,
+                          "keep it f32; floor and round give whole f32 values")
     if to.kind == "int" and source.kind == "int" and to.bits < source.bits:
         raise TypeProblem(f"an {source} value may not fit {to}", 0, f"keep it {source}")
     return Ty(to, args[0].axes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..ir.types import F32, Ty
-from .spec import Attrs, Axes, Domain, Laws, TypeProblem, op, unify, union
+from .spec import Attrs, Axes, Domain, Laws, TypeProblem, op, union
 
 
 def _rule(args: tuple[Ty, ...], attrs: Attrs, axes: Axes) -> Ty:
@@ -62,17 +62,20 @@ _reduce("mean", lambda T, x, dims: T.mean(x, dims, keepdim=True),
 
 _reduce("max", lambda T, x, dims: _empty_is(T, x, dims, T.amax, float("-inf")),
         lambda b, g, y, x, axes: (_ties(b, g, y, x, 1.0, axes),),
-        doc="The largest value over the axes; NaN if any is; −inf over nothing.", derivative="dx = g where x is the largest, shared equally by ties.",
+        doc="The largest value over the axes; NaN if any is; −inf over nothing.",
+        derivative="dx = g where x is the largest, shared equally by ties.",
         laws=Laws(homogeneous=1, zero=True), domain=Domain(gap=True))
 
 _reduce("min", lambda T, x, dims: _empty_is(T, x, dims, T.amin, float("inf")),
         lambda b, g, y, x, axes: (_ties(b, g, y, x, 1.0, axes),),
-        doc="The smallest value over the axes; NaN if any is; inf over nothing.", derivative="dx = g where x is the smallest, shared equally by ties.",
+        doc="The smallest value over the axes; NaN if any is; inf over nothing.",
+        derivative="dx = g where x is the smallest, shared equally by ties.",
         laws=Laws(homogeneous=1, zero=True), domain=Domain(gap=True))
 
 _reduce("amax", lambda T, x, dims: _empty_is(T, T.abs(x), dims, T.amax, 0.0),
         lambda b, g, y, x, axes: (_ties(b, g, y, b.abs(x), _sign(b, x), axes),),
-        doc="The largest |x| over the axes; NaN if any is; 0 over nothing.", derivative="dx = g·sign x where |x| is the largest, shared equally by ties.",
+        doc="The largest |x| over the axes; NaN if any is; 0 over nothing.",
+        derivative="dx = g·sign x where |x| is the largest, shared equally by ties.",
         laws=Laws(homogeneous=1, zero=True), flops=2, domain=Domain(kinks=(0.0,), gap=True))
 
 _reduce("logsumexp", lambda T, x, dims: T.logsumexp(x, dims, keepdim=True),
@@ -88,7 +91,7 @@ def _gather_rule(args: tuple[Ty, ...], attrs: Attrs, axes: Axes) -> Ty:
         raise TypeProblem(f"cannot gather along {axis}: the value has {', '.join(value.axes) or 'no axes'}", 0)
     if axis in index.axes:
         raise TypeProblem(f"the index of gather has the axis {axis} that it indexes", 1, f"rename[{axis} -> …](…) the index")
-    return Ty(F32 if value.dtype.kind == "float" else unify([value.dtype]), tuple(a for a in union(args, axes) if a != axis))
+    return Ty(F32, tuple(a for a in union(args, axes) if a != axis))
 
 
 def _gather_ref(T, frame, value, index, axis):

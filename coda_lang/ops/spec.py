@@ -28,7 +28,7 @@ Axes = tuple[Axis, ...]
 
 
 class TypeProblem(Exception):
-    """An application that has no type: `message` in the user's words, `arg_index` the argument at fault (None: the whole), `help` an edit."""
+    """An application that has no type: `message` in the user's words, `arg_index` the argument at fault (None: all), `help` an edit."""
 
     def __init__(self, message: str, arg_index: int | None = None, help: str = "") -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class Laws:
     """Algebra the optimiser may use; tests check each numerically.
 
     homogeneous: f(r·x) = rᵏ·f(x) for r > 0 when *all* float arguments are scaled; the degree k.
-    linear: groups of arguments in which f is jointly linear, the others held fixed (`mul` is linear in x and in y, `add` in x and y together).
+    linear: groups of arguments in which f is jointly linear, the others held fixed (`mul`: x, or y; `add`: x and y together).
     commutative: f(x, y) = f(y, x). zero: f(0) = 0, so zero padding stays zero.
     """
 
@@ -104,11 +104,11 @@ class Op:
         return self.reads[min(index, len(self.reads) - 1)]
 
     def infer(self, args: tuple[Ty, ...], attrs: Attrs, axes: Axes) -> Ty:
-        """The type of the result; a literal is a `Ty` without axes. Integers are not converted here (`wants` says to what). Raises TypeProblem."""
+        """The type of the result; a literal is a `Ty` without axes. Integers are not converted here (see `wants`). Raises TypeProblem."""
         self.check_arity(len(args))
         missing = [a for a in self.attrs if a not in attrs] + [a for a in attrs if a not in self.attrs]
         if missing:
-            raise TypeProblem(f"`{self.name}` takes the attributes {', '.join(self.attrs) or 'none'}; wrong or missing: {', '.join(missing)}")
+            raise TypeProblem(f"`{self.name}` takes the attributes {', '.join(self.attrs) or 'none'}; wrong: {', '.join(missing)}")
         for i, (ty, want) in enumerate(zip(args, self.wants(args))):
             if want is not None and ty.dtype is not want:
                 raise TypeProblem(f"`{self.name}` needs its {self.arg(i)} as {want}, not {ty.dtype}", i, f"convert it with {want}(…)")
@@ -122,7 +122,7 @@ class Op:
             raise TypeProblem(f"`{self.surface or self.name}` takes {wanted} argument{'s' * (least != 1)}, not {count}")
 
     def wants(self, args: tuple[Ty, ...]) -> tuple[DType | None, ...]:
-        """The dtype each argument must be converted to (an integer cast), None where it is right as it is. Raises TypeProblem where none will do."""
+        """The dtype each argument must be cast to, None where it is right as it is. Raises TypeProblem where none will do."""
         numbers = [a.dtype for i, a in enumerate(args) if self.read(i) == "number"]
         together = unify(numbers)
         out: list[DType | None] = []
@@ -170,11 +170,22 @@ def result(kind: str) -> Callable[[tuple[Ty, ...], Attrs, Axes], Ty]:
 TABLE: dict[str, Op] = {}
 
 
-def op(name: str, args: str, *, kind: str = "map", reads: str = "f32", gives: str = "f32", surface: str | None = "", attrs: str = "", **facets: Any) -> Op:
-    """Registers an entry: `args`, `reads` and `attrs` are blank-separated; `surface` "" means the op's own name; `gives` is for map ops (`result`)."""
+def op(
+    name: str,
+    args: str,
+    *,
+    kind: str = "map",
+    reads: str = "f32",
+    gives: str = "f32",
+    surface: str | None = "",
+    attrs: str = "",
+    **facets: Any,
+) -> Op:
+    """Registers an entry. `args`, `reads`, `attrs` are blank-separated; `surface` "" means the op's own name; `gives` is for map ops."""
     facets.setdefault("rule", result(gives))
     facets.setdefault("vjp", None)
-    entry = Op(name, tuple(args.split()), kind, reads=tuple(reads.split()), surface=name if surface == "" else surface, attrs=tuple(attrs.split()), **facets)
+    called = name if surface == "" else surface
+    entry = Op(name, tuple(args.split()), kind, reads=tuple(reads.split()), surface=called, attrs=tuple(attrs.split()), **facets)
     if name in TABLE:
         raise ValueError(f"operator {name} registered twice")
     TABLE[name] = entry
