@@ -1,0 +1,97 @@
+"""Reductions inside a warpgroup: kinds, their identities, and the shuffles that combine lanes in a fixed order.
+
+In: lists of f32 scalars. Out: `State`s, tuples of f32 scalars: one for sum, max, min and amax, (max, sum) for logsumexp. NaN propagates in every
+kind. Non-goals: which columns take part (the callers mask by the identity) and memory.
+
+A logsumexp state (m, s) stands for log(s) + m', where m' is m, or 0 where m is infinite, so that no step subtracts infinities.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+
+INFINITY = float("inf")
+LOG2_E = 1.4426950408889634
+
+State = tuple  # of Float32
+
+_IDENTITY = {"sum": (0.0,), "max": (-INFINITY,), "min": (INFINITY,), "amax": (0.0,), "lse": (-INFINITY, 0.0)}
+
+
+def identity(kind: str) -> State:
+    return tuple(Float32(v) for v in _IDENTITY[kind])
+
+
+def excluded(kind: str) -> Float32:
+    """The value that takes no part."""
+    return Float32(_IDENTITY[kind][0])
+
+
+def _maximum(a, b):
+    return cute.arch.fmax(a, b, nan=True)
+
+
+def _combine(kind: str, a, b):
+    if kind == "sum":
+        return a + b
+    return cute.arch.fmin(a, b, nan=True) if kind == "min" else _maximum(a, b)
+
+
+def _absolute(value):
+    return cute.arch.fmax(value, -value, nan=True)
+
+
+def _exp(x):
+    return cute.math.exp2(x * LOG2_E, fastmath=True)
+
+
+def _centre(m):
+    return cutlass.select_((m == INFINITY) | (m == -INFINITY), Float32(0.0), m)
+
+
+def _tree(values: list, combine):
+    while len(values) > 1:
+        pairs = [combine(a, b) for a, b in zip(values[::2], values[1::2])]
+        values = pairs + values[len(pairs) * 2 :]
+    return values[0]
+
+
+def absorb(kind: str, state: State, values: list) -> State:
+    """The state after `values`, which are already masked."""
+    if kind == "lse":
+        top = _maximum(state[0], _tree(list(values), _maximum))
+        centre = _centre(top)
+        total = _tree([_exp(v - centre) for v in values], lambda a, b: a + b)
+        return top, state[1] * _exp(_centre_shift(state[0], centre)) + total
+    if kind == "amax":
+        values = [_absolute(v) for v in values]
+    return (_combine(kind, state[0], _tree(list(values), lambda a, b: _combine(kind, a, b))),)
+
+
+def _centre_shift(m, centre):
+    """How far a state's own centre lies below `centre`."""
+    return _centre(m) - centre
+
+
+def merge(kind: str, a: State, b: State) -> State:
+    if kind == "lse":
+        top = _maximum(a[0], b[0])
+        centre = _centre(top)
+        return top, a[1] * _exp(_centre_shift(a[0], centre)) + b[1] * _exp(_centre_shift(b[0], centre))
+    return (_combine(kind, a[0], b[0]),)
+
+
+def across(kind: str, state: State, distances: tuple[int, ...]) -> State:
+    """Butterfly over lanes; all of them end with the same bits for the symmetric kinds used here."""
+    for distance in distances:
+        state = merge(kind, state, tuple(cute.arch.shuffle_sync_bfly(v, distance) for v in state))
+    return state
+
+
+def result(kind: str, state: State):
+    """The one value of a state."""
+    if kind == "lse":
+        return _centre(state[0]) + cute.math.log(state[1])
+    return state[0]

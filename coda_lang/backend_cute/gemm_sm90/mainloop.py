@@ -1,0 +1,207 @@
+"""The fixed mainloop: acc += A @ Bᵀ over K-segments, B in blocks of one N-segment each.
+
+In: TMA atoms and coordinate tensors of the operands, a tile position. Out: the accumulator registers. One warp loads (`Loader`), one or two
+warpgroups multiply (`Multiplier`); they share only a `Ring`. The B tile in shared memory is `segments` blocks of `nb` rows, each
+loaded from its own view: to the tensor cores it is one operand of `tile_n` rows, so accumulator columns j, j + nb, … of the
+segments lie in one thread, whatever the weights look like in memory. Non-goals: which tile (scheduler), what becomes of the sums (epilogue).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+
+from ..configs import MMA_ROWS, TILE_K, columns_per_segment, warpgroup_rows
+from ..spec import Config, Gemm
+from . import views
+from .ring import Cursor, Fixed, Ring
+
+_KINDS = warpgroup.SmemLayoutAtomKind
+_MN_KINDS = ((64, _KINDS.MN_SW128), (32, _KINDS.MN_SW64), (16, _KINDS.MN_SW32), (8, _KINDS.MN_INTER))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How A or B of one K-segment lies in shared memory: `rows` × 64, in `blocks` loaded one by one."""
+
+    rows: int
+    blocks: int
+    k_major: bool
+    dtype: type
+
+    @property
+    def block_rows(self) -> int:
+        return self.rows // self.blocks
+
+    def layout(self, rows: int, stages: int | None = None):
+        """Swizzled layout of `rows` of the operand; that of one block is the same as that of the whole, cut."""
+        if self.k_major:
+            kind = _KINDS.K_SW128
+        else:
+            kind = next(kind for size, kind in _MN_KINDS if self.block_rows % size == 0)
+        atom = warpgroup.make_smem_layout_atom(kind, self.dtype)
+        order = (0, 1) if self.k_major else (1, 0)
+        if stages is None:
+            return cute.tile_to_shape(atom, (rows, TILE_K), order=order)
+        return cute.tile_to_shape(atom, (rows, TILE_K, stages), order=(*order, 2))
+
+
+class Mainloop:
+    """The static facts of one kernel's mainloop. Holds no device values, so host and kernel code share it."""
+
+    def __init__(self, gemm: Gemm, config: Config, stages: int):
+        self.gemm, self.config, self.stages = gemm, config, stages
+        self.nb = columns_per_segment(gemm, config)
+        self.rows = warpgroup_rows(config)
+        self.atoms = self.rows // MMA_ROWS
+        records = {t.name: t for t in gemm.tensors}
+        self.products: list[tuple[Operand, Operand]] = []
+        for product in gemm.products:
+            record = records[product.a.tensor]
+            dtype = views.DTYPES[record.dtype]
+            a = Operand(config.tile_m, 1, views.columns_contiguous(record, product.a), dtype)
+            majors = {views.columns_contiguous(records[b.tensor], b) for b in product.b}
+            dtypes = {records[b.tensor].dtype for b in product.b} | {record.dtype}
+            if len(majors) != 1 or len(dtypes) != 1 or dtype.width != 16 or len(product.b) != gemm.segments:
+                raise ValueError(f"{gemm.name}: the operands of a product must agree in dtype (bf16 or f16), B also in its major order")
+            self.products.append((a, Operand(config.tile_n, gemm.segments, majors.pop(), dtype)))
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.config.tile_m + self.config.tile_n) * TILE_K * 2
+
+    def atoms_for(self, tensors: dict[str, cute.Tensor]):
+        """Host: (views, loads). loads[p] = ((atom, coords) of A, then of each segment of B)."""
+        config, loads, shapes = self.config, [], []
+        for product, (a, b) in zip(self.gemm.products, self.products):
+            view = views.matrix_view(tensors[product.a.tensor], product.a)
+            rows = [views.load_atom(view, a.layout(a.rows), (a.rows, TILE_K), config.cluster_n, product.a.tensor)]
+            shapes.append(view)
+            for matrix in product.b:
+                view = views.matrix_view(tensors[matrix.tensor], matrix)
+                rows.append(views.load_atom(view, b.layout(b.block_rows), (b.block_rows, TILE_K), config.cluster_m, matrix.tensor))
+            shapes.append(view)
+            loads.append(tuple(rows))
+        return shapes, tuple(loads)
+
+    def tiled_mma(self, product: int):
+        a, b = self.products[product]
+        majors = [OperandMajorMode.K if o.k_major else OperandMajorMode.MN for o in (a, b)]
+        op = warpgroup.MmaF16BF16Op(a.dtype, Float32, (MMA_ROWS, self.config.tile_n, 16), warpgroup.OperandSource.SMEM, *majors)
+        return cute.make_tiled_mma(cute.make_mma_atom(op), (1, 1, 1))
+
+    def smem(self, a_pointer, b_pointer, product: int):
+        """The stages of A and B as this product sees them."""
+        a, b = self.products[product]
+        return (
+            views.swizzled(a_pointer, a.layout(a.rows, self.stages), a.dtype),
+            views.swizzled(b_pointer, b.layout(b.rows, self.stages), b.dtype),
+        )
+
+    def blocks(self, k):
+        """Device: k-blocks of one K-segment of depth `k`."""
+        return (k + (TILE_K - 1)) // TILE_K
+
+
+class Loader(Fixed):
+    """The producer: copies the operands of a tile, k-block by k-block, into the ring."""
+
+    def __init__(self, mainloop: Mainloop, ring: Ring, loads, a_pointer, b_pointer):
+        self.mainloop, self.ring = mainloop, ring
+        config = mainloop.config
+        x, y, _ = cute.arch.block_idx()
+        self.a_mask = self.b_mask = None
+        # Block (x, y) of a cluster has rank x + y * cluster_m. A is shared along y, B along x.
+        if config.cluster_n > 1:
+            self.a_mask = cutlass.Int16(sum(1 << (config.cluster_m * j) for j in range(config.cluster_n)) << x)
+        if config.cluster_m > 1:
+            self.b_mask = cutlass.Int16(((1 << config.cluster_m) - 1) << (y * config.cluster_m))
+        self.parts = []
+        for p, group in enumerate(loads):
+            a, b = mainloop.products[p]
+            sa, sb = mainloop.smem(a_pointer, b_pointer, p)
+            parts = [self._partition(group[0], sa, a.rows, y, config.cluster_n)]
+            for s in range(b.blocks):
+                block = cute.local_tile(sb, (b.block_rows, TILE_K, mainloop.stages), (s, 0, 0))
+                parts.append(self._partition(group[1 + s], block, b.block_rows, x, config.cluster_m))
+            self.parts.append(parts)
+
+    @staticmethod
+    def _partition(load, smem, rows: int, share, peers: int):
+        atom, coords = load
+        tiles = cute.local_tile(coords, (rows, TILE_K), (None, None))
+        to, source = cpasync.tma_partition(
+            atom, share, cute.make_layout(peers), cute.group_modes(smem, 0, 2), cute.group_modes(tiles, 0, 2)
+        )
+        return atom, to, source
+
+    @cute.jit
+    def tile(self, row: Int32, col: Int32, depths: tuple, cursor: Cursor) -> Cursor:
+        """Load all k-blocks of the tile at (row, col)."""
+        for p in cutlass.range_constexpr(len(self.parts)):
+            for k in cutlass.range(self.mainloop.blocks(depths[p]), unroll=1):
+                self.ring.acquire(cursor)
+                self.copies(p, row, col, k, cursor)
+                cursor = cursor.next()
+        return cursor
+
+    def copies(self, p: int, row, col, k, cursor: Cursor) -> None:
+        for i, (atom, to, source) in enumerate(self.parts[p]):
+            mask = self.b_mask if i else self.a_mask
+            extra = {} if mask is None else {"mcast_mask": mask}
+            at = (None, col if i else row, k)
+            cute.copy(atom, source[at], to[(None, cursor.stage)], tma_bar_ptr=self.ring.barrier(cursor), **extra)
+
+
+class Multiplier(Fixed):
+    """One warpgroup: multiplies `rows` of the tile that start at row `offset_tiles * rows`."""
+
+    def __init__(self, mainloop: Mainloop, ring: Ring, a_pointer, b_pointer, offset_tiles):
+        self.mainloop, self.ring = mainloop, ring
+        self.operands = []
+        for p in range(len(mainloop.products)):
+            sa, sb = mainloop.smem(a_pointer, b_pointer, p)
+            sa = cute.local_tile(sa, (mainloop.rows, TILE_K, mainloop.stages), (offset_tiles, 0, 0))
+            mma = mainloop.tiled_mma(p)
+            thread = mma.get_slice(0)
+            self.operands.append((mma.make_fragment_A(thread.partition_A(sa)), mma.make_fragment_B(thread.partition_B(sb))))
+        shape = mainloop.tiled_mma(0).partition_shape_C((mainloop.rows, mainloop.config.tile_n))
+        self.accumulator = cute.make_rmem_tensor(shape, Float32)
+
+    @cute.jit
+    def tile(self, depths: tuple, cursor: Cursor):
+        """Issue all products of a tile, leaving the last group in flight; returns (cursor, last stage, number of k-blocks)."""
+        done = Int32(0)
+        last = cursor
+        for p in cutlass.range_constexpr(len(self.operands)):
+            for _ in cutlass.range(self.mainloop.blocks(depths[p]), unroll=1):
+                self.ring.wait(cursor)
+                self.issue(p, cursor, done > 0)
+                # The group before this one has finished reading its stage.
+                warpgroup.wait_group(1)
+                self.ring.release(last, done > 0)
+                last = cursor
+                cursor = cursor.next()
+                done += 1
+        return cursor, last, done
+
+    def issue(self, p: int, cursor: Cursor, accumulate: Boolean) -> None:
+        a, b = self.operands[p]
+        warpgroup.fence()
+        for kb in range(TILE_K // 16):
+            mma = self.mainloop.tiled_mma(p)
+            mma.set(warpgroup.Field.ACCUMULATE, accumulate if kb == 0 else True)
+            cute.gemm(mma, self.accumulator, a[(None, None, kb, cursor.stage)], b[(None, None, kb, cursor.stage)], self.accumulator)
+        warpgroup.commit_group()
+
+    @cute.jit
+    def finish(self, last: Cursor, done: Int32):
+        """Wait for the sums; with no k-blocks at all they are zero."""
+        warpgroup.wait_group(0)
+        self.ring.release(last, done > 0)
+        if done == 0:
+            self.accumulator.fill(0.0)
