@@ -6,6 +6,7 @@ Exit status: 0 done; 1 the source is refused (or a check found a difference); 2 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -18,8 +19,6 @@ from .diagnostics.model import CodaError, Diagnostic, InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from .source import Source
 
 OK, REFUSED, USAGE, BUG, INTERRUPTED, PIPE = 0, 1, 2, 70, 130, 141
 
@@ -66,7 +65,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--strict", is_flag=True, help="Use no law that moves a rounding point.")
     @functools.wraps(command)
     def wrapped(file: str, params: dict[str, float], types: dict[str, str], strict: bool, **rest: Any) -> Any:
-        return command(driver.read_file(file), driver.Options(params, types, strict), **rest)
+        return command(file, driver.Options(params, types, strict), **rest)
 
     return wrapped
 
@@ -89,13 +88,13 @@ def cli() -> None:
 @_options
 @click.option("-o", "--output", required=True, metavar="KERNEL.PY", help="Where to write the module; - prints it.")
 @click.option("--standalone", is_flag=True, help="Inline the runtime: the module then needs no coda_lang.")
-def emit(source: Source, options: driver.Options, output: str, standalone: bool) -> None:
+def emit(file: str, options: driver.Options, output: str, standalone: bool) -> None:
     """Write the kernels of FILE as a Python module (`codac FILE -o kernel.py` is short for it)."""
-    if output != "-" and os.path.realpath(output) == os.path.realpath(source.file):
+    if output != "-" and os.path.realpath(output) == os.path.realpath(file):
         raise click.UsageError("the output would overwrite the source; give -o another name")
-    text = driver.emit(source, options, standalone=standalone)
+    text = driver.emit(driver.read_file(file), options, standalone=standalone)
     if output == "-":
-        click.echo(text, nl=False)
+        _print(text)
     else:
         driver.write(output, text)
 
@@ -103,23 +102,24 @@ def emit(source: Source, options: driver.Options, output: str, standalone: bool)
 @cli.command()
 @_options
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON, for editors and scripts.")
-def check(source: Source, options: driver.Options, as_json: bool) -> int:
+def check(file: str, options: driver.Options, as_json: bool) -> int:
     """Say everything that is wrong with FILE, or which kernels its programs become."""
     try:
-        plans = driver.check(source, options)
+        plans = driver.check(driver.read_file(file), options)
     except CodaError as e:
         if not as_json:
             raise
         from .diagnostics.render import to_json
 
-        click.echo(to_json(e))
+        _print(to_json(e) + "\n")
         return _status(e)
     if as_json:
-        click.echo(json.dumps({"diagnostics": [], "programs": [p.program.name for p in plans]}))
+        found = [{"name": p.program.name, "kernels": len(p.kernels)} for p in plans]
+        _print(json.dumps({"diagnostics": [], "programs": found}, indent=1) + "\n")
     else:
         for p in plans:
             count = len(p.kernels)
-            click.echo(f"{p.program.name}: {count} kernel{'s' * (count != 1)}")
+            _print(f"{p.program.name}: {count} kernel{'s' * (count != 1)}\n")
     return OK
 
 
@@ -130,13 +130,13 @@ def ops(name: str | None) -> None:
     from . import listing
 
     if name is None:
-        click.echo(listing.all_ops(), nl=False)
+        _print(listing.all_ops())
         return
     text = listing.page(name)
     if text is None:
         help = _near(name, listing.names(), "`codac ops` lists them all")
         raise CodaError([Diagnostic("C0803", f"no operator or prelude function is called {name}", help=help)])
-    click.echo(text, nl=False)
+    _print(text)
 
 
 @cli.command()
@@ -148,7 +148,7 @@ def explain(code: str) -> None:
     text = catalog.explain(code)
     if text is None:
         raise CodaError([Diagnostic("C0803", f"there is no error code {code}", help=catalog.near(code))])
-    click.echo(text, nl=False)
+    _print(text)
 
 
 def _near(name: str, known: Iterable[str], otherwise: str) -> str:
@@ -173,32 +173,57 @@ def _report(e: CodaError) -> None:
     click.echo(render(e, color=_colour()), err=True)
 
 
+def _bug(said: str) -> int:
+    click.echo(f"this is a bug in codac, not in your program: {said}\nplease report it with that file", err=True)
+    return BUG
+
+
+def _print(text: str) -> None:
+    """Write to standard output, whole, and say so where that fails."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as e:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the flush at exit must not fail again
+        raise CodaError([Diagnostic("C0802", f"cannot write to standard output: {e.strerror}")]) from None
+
+
 def main(args: list[str] | None = None) -> int:
     """Run `codac` on the given arguments (or the process's own) and return the exit status; prints instead of raising."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # None where the caller closed it
+    sys.stderr = sys.stderr or open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that knows no carets still gets the message
     try:
-        code = cli.main(args=args, prog_name="codac", standalone_mode=False)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else OK
-    except click.exceptions.Exit as e:
-        return e.exit_code
-    except click.ClickException as e:
-        e.show()
-        return USAGE
-    except (click.Abort, KeyboardInterrupt):
+        try:
+            code = cli.main(args=args, prog_name="codac", standalone_mode=False)
+            return code if isinstance(code, int) else OK
+        except click.exceptions.Exit as e:
+            return e.exit_code
+        except click.Abort:
+            raise KeyboardInterrupt from None
+        except BrokenPipeError:
+            raise
+        except click.ClickException as e:
+            e.show()
+            return USAGE
+        except CodaError as e:
+            _report(e)
+            return _status(e)
+        except InternalError as e:
+            return _bug(str(e))
+        except Exception as e:
+            saved = driver.save_bug(lambda: " ".join(["codac", *(sys.argv[1:] if args is None else args)]))
+            return _bug(f"{type(e).__name__}: {e}\nwhere it happened is saved in {saved}")
+    except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return PIPE
-    except CodaError as e:
-        _report(e)
-        return _status(e)
-    except InternalError as e:
-        click.echo(f"this is a bug in codac, not in your program: {e}\nplease report it with that file", err=True)
-        return BUG
 
 
 def run() -> NoReturn:

@@ -196,10 +196,11 @@ def _bug_net(stage: str, dump: Callable[[], str]) -> Iterator[None]:
         raise
     except Exception as e:
         said = str(e) if isinstance(e, InternalError) else f"{type(e).__name__}: {e}"
-        raise InternalError(f"{stage} failed: {said}\nwhat it worked on is saved in {_save(dump)}") from e
+        raise InternalError(f"{stage} failed: {said}\nwhat it worked on is saved in {save_bug(dump)}") from e
 
 
-def _save(dump: Callable[[], str]) -> str:
+def save_bug(dump: Callable[[], str]) -> str:
+    """Write what was being worked on and the current exception's traceback to a new temporary file; returns its path."""
     handle, name = tempfile.mkstemp(prefix="codac-bug-", suffix=".txt")
     with open(handle, "w", encoding="utf-8", errors="replace") as file:
         try:
