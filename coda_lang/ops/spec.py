@@ -79,6 +79,7 @@ class Op:
     attrs: tuple[str, ...] = ()
     flops: int = 1
     ulp: int | None = None  # bound of the device function against the exact value, in f32 ulps; None where correctly rounded or exact
+    absolute: float = 0.0  # an error of the device function below this does not count (sine near its zeros, tails)
     laws: Laws = Laws()
     domain: Domain = Domain()
 
