@@ -17,6 +17,7 @@ Non-goals: bf16 arithmetic, vectors.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -64,9 +65,7 @@ class Scalar:
 
 
 def call(fn: Callable[..., tuple], *values: Any) -> tuple[Numeric, ...]:
-    """The results of an emitted scalar function on CuTeDSL scalars, as CuTeDSL scalars; Python numbers among them become f32, i32 or bool."""
-    import sys
-
+    """The results of an emitted scalar function on CuTeDSL scalars, as such scalars (Python numbers among them too)."""
     results = fn(sys.modules[__name__], *[Scalar(v) for v in values])
     return tuple(_numeric(r.value if isinstance(r, Scalar) else r) for r in results)
 
@@ -128,9 +127,8 @@ def _from_bits(x: Int32) -> Float32:
 
 def _asm(result: Any, text: str, constraints: str, *args: Any) -> Any:
     """One PTX instruction without side effects."""
-    return llvm.inline_asm(
-        result, [a.ir_value() for a in args], text, constraints, has_side_effects=False, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT
-    )
+    values, dialect = [a.ir_value() for a in args], llvm.AsmDialect.AD_ATT
+    return llvm.inline_asm(result, values, text, constraints, has_side_effects=False, is_align_stack=False, asm_dialect=dialect)
 
 
 def _times(x: Float32, y: float | Float32) -> Float32:
@@ -490,7 +488,7 @@ def f32(x: Any) -> Float32:
     return _float(x)
 
 
-def _integer(x: Any, kind: type, ptx: str, register: str) -> Any:
+def _integer(x: Any, kind: Any, ptx: str, register: str) -> Any:
     x = _numeric(x)
     if isinstance(x, Float32):
         whole = kind(_asm(kind.mlir_type, f"cvt.rzi.{ptx}.f32 $0, $1;", f"={register},f", x))
