@@ -152,8 +152,7 @@ class Elements:
         plan = self.plan
         statistics = [value for earlier in range(phase) for value in self.statistics(earlier, mi, r, j, c)]
         arguments = [*self.accumulators(mi, r, j, c), *self.ports(mi, r, j, c), *statistics]
-        results = plan.fns[plan.gemm.phases[phase].fn](plan.library, *arguments)
-        return results if isinstance(results, tuple) else (results,)
+        return plan.library.call(plan.fns[plan.gemm.phases[phase].fn], *arguments)
 
     def statistics(self, phase: int, mi: int, r: int, j: int, c: int) -> list:
         return [
