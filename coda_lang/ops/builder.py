@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ..diagnostics.model import InternalError
 from ..ir.graph import Atom, Eqn, Lit, Var
 from ..ir.types import BOOL, DTYPES, F32, I32, I64, Axis, DType, Ty
 from ..source import Span
@@ -24,7 +25,7 @@ from .spec import TABLE, TypeProblem, unify
 def f32(value: float) -> float:
     """The f32 nearest to `value`, as a Python float. Raises TypeProblem where a finite value overflows."""
     try:
-        return struct.unpack("f", struct.pack("f", value))[0]
+        return struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:
         raise TypeProblem(f"{value} does not fit f32", None, "write inf if infinity is meant") from None
 
@@ -237,7 +238,7 @@ class Frame:
 
 
 def apply_op(name: str, tensors: list[Any], attrs: dict[str, Any], frame: Frame, T: Any, exact: bool) -> Any:
-    """One op on tensors laid out in `frame`. Floats are held as f32 (f64 where `exact`) whatever their dtype; a cast rounds unless `exact`."""
+    """One op on tensors laid out in `frame`. Floats are held as f32 (f64 where `exact`); a cast rounds unless `exact`."""
     op, real = TABLE[name], T.float64 if exact else T.float32
     if name == "cast":
         to, x = DTYPES[attrs["dtype"]], tensors[0]
@@ -276,6 +277,8 @@ class EvalBuilder(Builder):
 
 
 def unbroadcast(b: Builder, g: Value, axes: tuple[str, ...]) -> Value:
-    """A cotangent for a value with `axes`: summed over the axes it has too many. It must lack none."""
+    """A cotangent for a value with `axes`: summed over the axes it has too many. Raises InternalError where it lacks one."""
+    if missing := [a for a in axes if a not in g.ty.axes]:
+        raise InternalError(f"a cotangent lacks the axes {', '.join(missing)} of its value")
     extra = tuple(a for a in g.ty.axes if a not in axes)
     return b.apply("sum", (g,), {"axes": extra}) if extra else g

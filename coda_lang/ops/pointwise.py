@@ -7,6 +7,7 @@ Where torch's clamp stops the gradient of a NaN, ours passes it on (NaN propagat
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ..ir.types import DTYPES, Ty
 from .spec import Attrs, Axes, Domain, Laws, TypeProblem, op
@@ -61,7 +62,7 @@ op("fma", "x y z", reads="f32 f32 f32",
 
 # --- comparisons and choice --------------------------------------------------------------------------------------------
 
-COMPARE = dict(kind="map", reads="number number", gives="bool", surface=None, derivative="none: the result is bool.",
+COMPARE: dict[str, Any] = dict(kind="map", reads="number number", gives="bool", surface=None, derivative="none: the result is bool.",
                domain=Domain(((-2.0, 2.0),)))
 
 op("eq", "x y", symbol="==", doc="x = y; false for NaN.", ref=lambda T, x, y: x == y, emit="f.eq({x}, {y})",
@@ -192,11 +193,13 @@ op("reciprocal", "x",
 # --- trigonometry, erf -------------------------------------------------------------------------------------------------
 
 op("sin", "x",
-   doc="The sine of x in radians.", derivative="dx = g·cos x.",
-   ref=lambda T, x: T.sin(x), vjp=lambda b, g, r, x: (g * b.cos(x),), emit="f.sin({x})", flops=8, ulp=4, laws=Laws(zero=True))
+   doc="The sine of x in radians; on the GPU |x| ≤ 2²¹, NaN beyond.", derivative="dx = g·cos x.",
+   ref=lambda T, x: T.sin(x), vjp=lambda b, g, r, x: (g * b.cos(x),), emit="f.sin({x})",
+   flops=20, ulp=4, absolute=2.0**-22, laws=Laws(zero=True))
 op("cos", "x",
-   doc="The cosine of x in radians.", derivative="dx = −g·sin x.",
-   ref=lambda T, x: T.cos(x), vjp=lambda b, g, r, x: (-g * b.sin(x),), emit="f.cos({x})", flops=8, ulp=4)
+   doc="The cosine of x in radians; on the GPU |x| ≤ 2²¹, NaN beyond.", derivative="dx = −g·sin x.",
+   ref=lambda T, x: T.cos(x), vjp=lambda b, g, r, x: (-g * b.sin(x),), emit="f.cos({x})",
+   flops=20, ulp=4, absolute=2.0**-22)
 op("erf", "x",
    doc="The error function.", derivative="dx = g·2/√π·exp(−x²).",
    ref=lambda T, x: T.erf(x), vjp=lambda b, g, r, x: (g * (2.0 / math.sqrt(math.pi) * b.exp(-(x * x))),), emit="f.erf({x})",
@@ -247,14 +250,14 @@ op("silu", "x",
    laws=Laws(zero=True), flops=8, ulp=4)
 op("gelu", "x",
    doc="x·Φ(x), Φ the normal distribution function: the erf form, torch's default.", derivative="dx = g·(Φ(x) + x·φ(x)).",
-   ref=lambda T, x: T.nn.functional.gelu(x), vjp=lambda b, g, r, x: (g * _gelu_slope(b, x),), emit="f.gelu({x})",
-   laws=Laws(zero=True), flops=16, ulp=8)
+   ref=lambda T, x: 0.5 * x * T.special.erfc(-x * SQRT_HALF), vjp=lambda b, g, r, x: (g * _gelu_slope(b, x),), emit="f.gelu({x})",
+   laws=Laws(zero=True), flops=16, ulp=8, absolute=2.0**-28)
 op("gelu_tanh", "x",
    doc="x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))/2: torch's gelu with approximate=\"tanh\".",
    derivative="dx = g·((1 + t)/2 + x·(1 − t²)/2·√(2/π)·(1 + 3·0.044715·x²)), t the tanh above.",
    ref=lambda T, x: T.nn.functional.gelu(x, approximate="tanh"), vjp=lambda b, g, r, x: (g * _gelu_tanh_slope(b, x),),
-   emit="f.gelu_tanh({x})", laws=Laws(zero=True), flops=16, ulp=8)
+   emit="f.gelu_tanh({x})", laws=Laws(zero=True), flops=16, ulp=8, absolute=2.0**-28)
 op("quick_gelu", "x",
    doc="x·sigmoid(1.702·x), the approximation of CLIP.", derivative="dx = g·(s + 1.702·x·s·(1 − s)), s = sigmoid(1.702·x).",
    ref=lambda T, x: x * T.sigmoid(QUICK * x), vjp=lambda b, g, r, x: (g * _quick_gelu_slope(b, x),), emit="f.quick_gelu({x})",
-   laws=Laws(zero=True), flops=8, ulp=8)
+   laws=Laws(zero=True), flops=8, ulp=8, absolute=2.0**-28)
