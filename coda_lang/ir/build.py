@@ -1,0 +1,137 @@
+"""From syntax to meaning: names become values, every rule of the language is checked, and each program becomes tensor IR.
+
+In: a module's syntax tree, values of params and choices of generic types. Out: one `graph.Program` per program and choice.
+Raises CodaError with all errors of this stage (C02xx names, C03xx types and axes).
+Non-goals: fusibility, derivatives, kernels (the passes).
+
+The stage in files: `build_scope` what names mean, `build_defs` defs checked before they are called, `build_axes` axes and extents,
+`build_values` values, literals and equations, `build_apply`, `build_lanes` and `build_calls` the rules of operators, `build_exprs`
+expressions, `build_conditions` shape conditions, `build_program` one program, `build_names` and `build_report` errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+
+from ..diagnostics.model import Label
+from ..diagnostics.suggest import did_you_mean
+from ..source import Source, Span
+from ..syntax import ast
+from .build_apply import TooLarge
+from .build_defs import library_of
+from .build_names import taken, unknown_type
+from .build_program import Context, build_program
+from .build_report import Report, listed
+from .build_scope import PRELUDE, Library, prelude, types_in
+from .graph import Program
+from .types import DTYPES, DType
+
+Aliases = dict[str, tuple[DType, ...]]
+
+
+def build(
+    module: ast.Module, sources: Sequence[Source], *, params: Mapping[str, float] = {}, types: Mapping[str, str] = {}
+) -> tuple[Program, ...]:
+    """The programs of a module, in the order of the text, verified to be well-typed.
+
+    params overrides the values of `param`s by name. types chooses for generic types: {"T": "bf16"}; a program that uses a generic type
+    without a choice is built once a choice, as `linear_bf16`, `linear_f16`. Raises CodaError.
+    """
+    report = Report((*sources, prelude()[0]), PRELUDE)
+    programs: list[Program] = []
+    try:
+        programs = _Module(module, report, params, types).build()
+    except (RecursionError, TooLarge) as error:
+        deep = isinstance(error, RecursionError)
+        what = "an expression is nested too deeply" if deep else "the module's defs expand to more than 20000 operations in one program"
+        help = "give parts of it names of their own" if deep else "defs that call others several times multiply: give shared results names"
+        report.error("C0214", what, module.span, help=help)
+    report.finish()
+    return tuple(programs)
+
+
+class _Module:
+    def __init__(self, module: ast.Module, report: Report, params: Mapping[str, float], types: Mapping[str, str]) -> None:
+        self.module, self.report, self.given, self.chosen = module, report, params, types
+        self.aliases: Aliases = {}
+        self.spans: dict[str, Span] = {}
+        self.params: dict[str, ast.Param] = {}
+        self.names: dict[str, Span] = {}
+
+    def build(self) -> list[Program]:
+        library = library_of(self.module, self.report)
+        self.outside()
+        programs: list[Program] = []
+        below = {i.name: i.span for i in self.module.items if isinstance(i, ast.TypeAlias)}
+        for item in self.module.items:
+            if isinstance(item, ast.TypeAlias):
+                below.pop(item.name, None)
+                self.alias(item)
+            elif isinstance(item, ast.Param):
+                if item.name in self.params:
+                    taken(self.report, "a param", item.name, item.span, self.params[item.name].span, "remove one of them")
+                else:
+                    self.params[item.name] = item
+            elif isinstance(item, ast.Program):
+                programs += self.program(item, library, below)
+        return programs
+
+    def alias(self, item: ast.TypeAlias) -> None:
+        """Enters a generic type and its choices."""
+        if item.name in self.aliases:
+            taken(self.report, "a type", item.name, item.span, self.spans[item.name], "remove one of them")
+            return
+        unknown = [c for c in item.choices if c not in DTYPES]
+        for c in unknown:
+            unknown_type(self.report, c, item.span, ())
+        if len(set(item.choices)) < len(item.choices):
+            self.report.error("C0205", f"the type `{item.name}` names a choice twice", item.span, help="name each choice once")
+        self.aliases[item.name] = tuple(DTYPES[c] for c in dict.fromkeys(item.choices) if c in DTYPES) or (DTYPES["f32"],)
+        self.spans[item.name] = item.span
+
+    def program(self, item: ast.Program, library: Library, below: Mapping[str, Span]) -> Iterator[Program]:
+        """The program once for each choice of the generic types that it uses."""
+        used = types_in((item.inputs, item.outputs, item.body), library)
+        generic = {n: self.choices(n) for n in self.aliases if n in used}
+        rest = {n: choices[0] for n, choices in self.aliases.items()}
+        for choice in product(*generic.values()):
+            types = DTYPES | rest | dict(zip(generic, choice))
+            name = "_".join([item.name, *(d.name for d, choices in zip(choice, generic.values()) if len(choices) > 1)])
+            if name in self.names:
+                what = "a program" if name == item.name else "the name of a program, with the choice of its type"
+                taken(self.report, what, name, item.span, self.names[name], "rename one of the two programs")
+            else:
+                self.names[name] = item.span
+            built = build_program(item, name, Context(library, types, below, dict(self.params), self.given), self.report)
+            if built is None:
+                return  # the other choices would have the same errors
+            yield built
+
+    def choices(self, name: str) -> tuple[DType, ...]:
+        """What a generic type may be, after the choice from outside."""
+        chosen = self.chosen.get(name)
+        return tuple(d for d in self.aliases[name] if chosen in (None, d.name)) or self.aliases[name][:1]
+
+    def outside(self) -> None:
+        """Checks the params and types given from outside the file."""
+        declared = [*(i for i in self.module.items if isinstance(i, ast.Param))]
+        declared += [s for i in self.module.items if isinstance(i, ast.Program) for s in i.body if isinstance(s, ast.Param)]
+        known = {p.name for p in declared}
+        for name, value in self.given.items():
+            if name not in known:
+                others = f"the params are {listed(sorted(known))}" if known else "the file declares no params"
+                self.report.error("C0210", f"there is no param `{name}` to set", None, notes=[others], help=did_you_mean(name, known) or others)
+            elif isinstance(value, bool) or not isinstance(value, (int, float)):
+                self.report.error("C0210", f"the param `{name}` is set to {value!r}, which is not a number", None, help=f"give a number: {name}=1e-5")
+            elif math.isfinite(value) and abs(value) > 3.4028234663852886e38:
+                self.report.error("C0316", f"the param `{name}` is set to {value}, which does not fit f32", None, help="give a number within f32, or inf")
+        aliases = {i.name: i for i in self.module.items if isinstance(i, ast.TypeAlias)}
+        for name, choice in self.chosen.items():
+            if name not in aliases:
+                others = f"the generic types are {listed(sorted(aliases))}" if aliases else "the file declares no generic types"
+                self.report.error("C0210", f"there is no type `{name}` to choose", None, notes=[others], help=did_you_mean(name, aliases) or others)
+            elif choice not in aliases[name].choices:
+                labels = [Label(aliases[name].span, "its choices")]
+                self.report.error("C0210", f"`{name}` cannot be {choice}", None, secondary=labels, help=f"choose {listed(aliases[name].choices, 'or')}")
