@@ -12,8 +12,8 @@ Geometry
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from .graph import Atom, Eqn, Lit, Program, Var
 
@@ -161,24 +161,26 @@ Sink = Store | Reduce | Point
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix in a stored tensor: which of its axes are the rows (for B: the columns of the product), which are contracted, lanes pinned."""
+    """A matrix in a stored tensor. `outer` (rows of A, columns of the product for B) and `inner` (contracted) pair each of the tensor's axes with
+    the program's name for it, in storage order; they differ after `rename`. `at` pins lanes."""
 
     tensor: str
-    outer: tuple[str, ...]
-    inner: tuple[str, ...]
+    outer: tuple[tuple[str, str], ...]
+    inner: tuple[tuple[str, str], ...]
     at: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
-        pinned = "".join(f", {axis}={i}" for axis, i in self.at)
-        return f"{self.tensor}[{' '.join(self.outer)} | {' '.join(self.inner)}{pinned}]"
+        sides = " | ".join(" ".join(own if own == name else f"{own}={name}" for own, name in side) for side in (self.outer, self.inner))
+        return f"{self.tensor}[{sides}{''.join(f', {axis}={i}' for axis, i in self.at)}]"
 
 
 @dataclass(frozen=True)
 class Product:
-    """One K-segment: every accumulator s gains a · b[s]. `a.outer` and `b[s].outer` name, in the tensors' own names, the kernel's row and column axes."""
+    """One K-segment: every accumulator s gains a · b[s]. `over` orders the contracted axes, outermost first."""
 
     a: Operand
     b: tuple[Operand, ...]
+    over: tuple[str, ...]
 
     def __str__(self) -> str:
         return f"{self.a} @ {', '.join(map(str, self.b))}"
@@ -207,7 +209,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Gemm:
-    """One fused product. `renames` pairs a tensor's own axis with the kernel's where they differ."""
+    """One fused product."""
 
     name: str
     rows: tuple[str, ...]
@@ -233,11 +235,13 @@ class Partial:
 
 @dataclass(frozen=True)
 class Result:
-    """What a finisher writes, one element a position: an output, or a work tensor that a later finisher reads."""
+    """What a finisher writes, one element a position: an output, or a work tensor that a later finisher reads. `axes` pairs an output's
+    axes, in storage order, with the kernel's."""
 
     tensor: str
     dtype: str
     value: Atom
+    axes: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         return f"store {self.tensor}: {self.dtype} <- {show(self.value)}"
@@ -286,8 +290,6 @@ class Plan:
         """The layout of a tensor; KeyError where no kernel uses it."""
         return {x.tensor: x for x in self.layouts}[tensor]
 
-    def with_kernels(self, kernels: Iterable[Kernel], **changes: object) -> Plan:
-        return replace(self, kernels=tuple(kernels), **changes)  # type: ignore[arg-type]
 
 
 # --- text --------------------------------------------------------------------------------------------------------------

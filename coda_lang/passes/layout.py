@@ -1,0 +1,241 @@
+"""In which order the kernel walks its axes, and how it sees each stored tensor: modes, and the tensors that the host must rearrange.
+
+In: a plan whose kernels name axes. Out: the plan with ordered row, column and contracted axes and one `Layout` a tensor. The orders are those
+that cost the fewest bytes of copies at nominal extents. Non-goals: strides at run time (the host checks those), tile shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise, permutations, product as every
+from math import lcm, prod
+
+from ..diagnostics.model import CodaError, Diagnostic
+from ..ir.graph import Program
+from ..ir.kernels import Access, Along, Finish, Gemm, Kernel, Layout, Operand, Plan, Point, Read, Store
+from .state import MAX_COLUMNS, Placement, State, extents, fixed_product, listed, nominal
+
+Modes = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Use:
+    """How a kernel reads or writes a tensor. For each axis: "row", "col" or "k" with the kernel axis it runs along, "lane", or "pair".
+
+    kind: "a", "b", "tile" (through TMA: operands, tile loads and stores), "load" (element by element), "result" (of a finisher).
+    """
+
+    kind: str
+    roles: tuple[tuple[str, tuple[str, str]], ...]
+
+    def role(self, axis: str) -> tuple[str, str]:
+        return dict(self.roles)[axis]
+
+
+@dataclass(frozen=True)
+class Orders:
+    """The kernel's axes, outermost first."""
+
+    row: tuple[str, ...]
+    col: tuple[str, ...]
+    k: tuple[tuple[str, ...], ...]
+
+    def follows(self, a: tuple[str, str], b: tuple[str, str]) -> bool:
+        """Is b the next axis inside a?"""
+        if a[0] != b[0] or a[0] not in ("row", "col", "k"):
+            return False
+        orders = {"row": (self.row,), "col": (self.col,), "k": self.k}[a[0]]
+        return any((a[1], b[1]) in pairwise(order) for order in orders)
+
+    def innermost(self, role: tuple[str, str]) -> bool:
+        return role[1] in [order[-1] for order in {"row": (self.row,), "col": (self.col,), "k": self.k}.get(role[0], ()) if order]
+
+
+def layout(state: State) -> State:
+    """The pass. Raises CodaError (C0602) where no storage order serves all uses of a tensor."""
+    assert state.plan is not None and state.placement is not None
+    program, gemm = state.program, state.plan.gemm
+    uses = _uses(state.plan)
+    segments = len(gemm.accumulators)
+    best: tuple[float, Orders, tuple[Layout, ...]] | None = None
+    for orders in _orders(gemm, state.placement):
+        layouts = [_best(program, tensor, found, orders, segments) for tensor, found in uses.items()]
+        if None in layouts:
+            continue
+        cost = sum(_copied_bytes(program, x) for x in layouts if x is not None and x.copy)
+        if best is None or cost < best[0]:
+            best = cost, orders, tuple(x for x in layouts if x is not None)
+        if cost == 0:
+            break
+    if best is None:
+        raise CodaError([_no_layout(program, uses, gemm, state.placement)])
+    _, orders, chosen = best
+    kernels = tuple(_ordered(k, orders) for k in state.plan.kernels)
+    return replace(state, plan=replace(state.plan, kernels=kernels, layouts=chosen))
+
+
+def _orders(gemm: Gemm, placement: Placement) -> Iterator[Orders]:
+    """Every order that runs and groups allow, the program's own first."""
+
+    def fits(cols: tuple[str, ...]) -> bool:
+        if placement.outermost is not None and cols[0] != placement.outermost:
+            return False
+        return all(frozenset(cols[len(cols) - len(s) :]) == s for s in placement.suffixes)
+
+    overs = [permutations(p.over) for p in gemm.products]
+    for row, col, *k in every(permutations(gemm.rows), permutations(gemm.cols), *overs):
+        if fits(col):
+            yield Orders(row, col, tuple(k))
+
+
+def _ordered(kernel: Kernel, orders: Orders) -> Kernel:
+    if isinstance(kernel, Finish):
+        return replace(kernel, axes={"row": orders.row, "col": orders.col, "": ()}[kernel.over])
+    products = tuple(replace(p, over=k) for p, k in zip(kernel.products, orders.k))
+    return replace(kernel, rows=orders.row, cols=orders.col, products=products)
+
+
+# --- uses --------------------------------------------------------------------------------------------------------------
+
+
+def _uses(plan: Plan) -> dict[str, list[Use]]:
+    """All uses of each tensor of the signature."""
+    found: dict[str, list[Use]] = {}
+    signature = {t.name for t in plan.program.inputs} | {o.tensor.name for o in plan.program.outputs}
+    gemm = plan.gemm
+
+    def add(tensor: str, use: Use) -> None:
+        if tensor in signature and use not in found.setdefault(tensor, []):
+            found[tensor].append(use)
+
+    for p in gemm.products:
+        for kind, operands, side in (("a", (p.a,), "row"), ("b", p.b, "col")):
+            for o in operands:
+                add(o.tensor, _operand_use(kind, o, side))
+    for kernel in plan.kernels:
+        for port in kernel.ports:
+            if isinstance(port, Read):
+                add(port.access.tensor, _access_use("tile" if port.tile else "load", port.access, gemm))
+        for sink in kernel.sinks if isinstance(kernel, Gemm) else ():
+            if isinstance(sink, (Store, Point)):
+                add(sink.access.tensor, _access_use("tile" if isinstance(sink, Store) else "load", sink.access, gemm))
+        for result in kernel.results if isinstance(kernel, Finish) else ():
+            add(result.tensor, Use("result", tuple((own, (kernel.over, axis)) for own, axis in result.axes)))
+    return found
+
+
+def _operand_use(kind: str, o: Operand, side: str) -> Use:
+    roles = [(own, (side, name)) for own, name in o.outer] + [(own, ("k", name)) for own, name in o.inner]
+    return Use(kind, tuple(roles + [(axis, ("lane", "")) for axis, _ in o.at]))
+
+
+def _access_use(kind: str, access: Access, gemm: Gemm) -> Use:
+    def role(axis: str, at: object) -> tuple[str, str]:
+        if isinstance(at, Along):
+            return ("row" if at.axis in gemm.rows else "col"), at.axis
+        return ("pair" if axis == access.packed else "lane"), ""
+
+    return Use(kind, tuple((axis, role(axis, at)) for axis, at in access.at))
+
+
+# --- one tensor --------------------------------------------------------------------------------------------------------
+
+
+def _axes(program: Program, tensor: str) -> tuple[str, ...]:
+    return next(t.axes for t in (*program.inputs, *(o.tensor for o in program.outputs)) if t.name == tensor)
+
+
+def _best(program: Program, tensor: str, uses: list[Use], orders: Orders, segments: int) -> Layout | None:
+    """The tensor as stored if that serves every use, else the nearest rearrangement that does, else None."""
+    stored = _axes(program, tensor)
+    why = ""
+    for axes in sorted(permutations(stored), key=lambda p: _inversions(stored, p)):
+        modes, problem = _modes(program, axes, uses, orders, segments)
+        if modes is not None:
+            return Layout(tensor, modes, why)
+        why = why or problem
+    return None
+
+
+def _inversions(stored: tuple[str, ...], order: tuple[str, ...]) -> int:
+    places = [stored.index(a) for a in order]
+    return sum(a > b for i, a in enumerate(places) for b in places[i + 1 :])
+
+
+def _modes(program: Program, axes: tuple[str, ...], uses: list[Use], orders: Orders, segments: int) -> tuple[Modes | None, str]:
+    """`axes`, in this storage order, merged as far as every use allows; or what is wrong with the order."""
+    groups: list[list[str]] = []
+    for axis in axes:
+        if groups and all(orders.follows(u.role(groups[-1][-1]), u.role(axis)) for u in uses):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    modes = tuple(tuple(g) for g in groups)
+    for use in uses:
+        problem = _misfit(program, modes, use, orders, segments)
+        if problem:
+            return None, problem
+    return modes, ""
+
+
+def _misfit(program: Program, modes: Modes, use: Use, orders: Orders, segments: int) -> str:
+    """Why modes do not serve a use; "" where they do."""
+    if use.kind == "load":
+        return ""
+    sides: dict[str, list[tuple[str, ...]]] = {"row": [], "col": [], "k": []}
+    for mode in modes:
+        sides.get(use.role(mode[0])[0], []).append(mode)
+    for side, word in (("row", "rows"), ("k", "contracted axes")):
+        if len(sides[side]) > 1:
+            return f"{listed([a for m in sides[side] for a in m])} are not adjacent in one order, as {word} must be"
+    if use.kind == "result":
+        return "" if len(modes) <= 1 else f"{listed([a for m in modes for a in m])} stand in another order than the kernel's"
+    if modes:
+        last = use.role(modes[-1][-1])
+        if last[0] == "lane":
+            return f"the lane axis {modes[-1][-1]} is stored innermost"
+        if last[0] == "pair":
+            last = use.role(modes[-2][-1])
+        if not orders.innermost(last):
+            return f"{modes[-1][-1]} is stored innermost, but is not the kernel's innermost axis"
+    columns = sorted(sides["col"], key=lambda m: orders.col.index(use.role(m[0])[1]))
+    inner = tuple(a for mode in columns[1:] for a in mode)
+    size = fixed_product(program, inner)
+    if inner and (size is None or size % 8 or size * segments > MAX_COLUMNS):
+        return f"{listed([a for m in columns for a in m])} do not stand together, and {listed(inner)} is no fixed multiple of 8 that fits a tile"
+    return ""
+
+
+def granule(program: Program, plan: Plan) -> int:
+    """What the inner modes of all TMA uses ask of the columns in a tile."""
+    gemm = plan.gemm
+    orders = Orders(gemm.rows, gemm.cols, tuple(p.over for p in gemm.products))
+    sizes = [8]
+    for tensor, uses in _uses(plan).items():
+        modes = plan.layout(tensor).modes
+        for use in uses:
+            if use.kind in ("b", "tile"):
+                columns = sorted((m for m in modes if use.role(m[0])[0] == "col"), key=lambda m: orders.col.index(use.role(m[0])[1]))
+                sizes.append(prod(extents(program)[a] or 1 for mode in columns[1:] for a in mode))
+    return lcm(*sizes)
+
+
+def _copied_bytes(program: Program, x: Layout) -> float:
+    size = nominal(program)
+    dtype = next(t.dtype for t in (*program.inputs, *(o.tensor for o in program.outputs)) if t.name == x.tensor)
+    return prod(size[a] for a in _axes(program, x.tensor)) * dtype.bits / 8
+
+
+def _no_layout(program: Program, uses: dict[str, list[Use]], gemm: Gemm, placement: Placement) -> Diagnostic:
+    """The tensor that no order serves."""
+    for orders in _orders(gemm, placement):
+        for tensor, found in uses.items():
+            if _best(program, tensor, found, orders, len(gemm.accumulators)) is None:
+                _, why = _modes(program, _axes(program, tensor), found, orders, len(gemm.accumulators))
+                span = next(t.span for t in (*program.inputs, *(o.tensor for o in program.outputs)) if t.name == tensor)
+                return Diagnostic(
+                    "C0602", f"`{tensor}` is used in ways that no single storage order serves: {why}", span, "this tensor",
+                    notes=("the host may rearrange a tensor before a kernel, but a kernel sees it in one order",), help="pass it twice, under two names",
+                )  # fmt: skip
+    raise AssertionError("no order of the columns serves the statistics")

@@ -1,0 +1,150 @@
+"""What `codac plan` prints about one program: kernels in order, what each fuses, memory traffic against the unfused graph, the shape contract.
+
+In: a `Plan`. Out: text. Costs are bytes at nominal extents (`nominal m = 8192`, else a default): operands and results once each, work
+tensors for tiles of 128. Non-goals: time.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from .. import ops
+from ..ir.graph import Program, Var
+from ..ir.kernels import Finish, Gemm, Kernel, Plan, Point, Read, Reduce, Store
+from .state import NOMINAL, extents, listed, nominal
+
+TILE = 128
+
+
+def report(plan: Plan) -> str:
+    """The whole report."""
+    program = plan.program
+    size = nominal(program)
+    lines = [f"{program.name}({', '.join(_signature(t) for t in program.inputs)})"]
+    lines += [f"    -> ({', '.join(_signature(o.tensor) for o in program.outputs)})", ""]
+    free = [a.name for a in program.axes if a.extent is None]
+    lines.append("nominal extents: " + (", ".join(f"{a}={size[a]}" for a in free) or "all fixed"))
+    for i, kernel in enumerate(plan.kernels):
+        lines += ["", f"{i + 1}. " + (_gemm(kernel) if isinstance(kernel, Gemm) else _finish(kernel))]
+        lines += [f"   {line}" for line in _details(kernel)]
+    fused, unfused = traffic(plan), unfused_traffic(program)
+    flops = _flops(plan)
+    lines += ["", f"memory: {_bytes(fused)} against {_bytes(unfused)} unfused ({unfused / fused:.1f}x less), {flops / 1e9:.1f} GFLOP in the product"]
+    lines += ["", "laws used: " + ("; ".join(plan.notes) or "none")]
+    lines += ["", "shape contract:", *(f"  {line}" for line in contract(plan))]
+    return "\n".join(lines) + "\n"
+
+
+def _signature(t) -> str:
+    return f"{t.name}: {t.dtype}[{', '.join(t.axes)}]"
+
+
+def _gemm(kernel: Gemm) -> str:
+    segments = f", {len(kernel.accumulators)} accumulators side by side" if len(kernel.accumulators) > 1 else ""
+    depth = f", {len(kernel.products)} products into each" if len(kernel.products) > 1 else ""
+    return f"gemm {kernel.name}: rows {listed(kernel.rows)}, columns {listed(kernel.cols)}{segments}{depth}"
+
+
+def _finish(kernel: Finish) -> str:
+    return f"finish {kernel.name}: " + (f"one value for each of {listed(kernel.axes)}" if kernel.axes else "one value")
+
+
+def _details(kernel: Kernel) -> list[str]:
+    out: list[str] = []
+    if isinstance(kernel, Gemm):
+        out += [f"multiplies {p.a} by {', '.join(dict.fromkeys(map(str, p.b)))}" for p in kernel.products]
+        out += [f"reads {p}" for p in kernel.ports]
+        out += [f"phase {i}: {len(p.eqns)} operations" + "".join(f", {s}" for s in p.statistics) for i, p in enumerate(kernel.phases)]
+        out += [str(s) for s in kernel.sinks]
+    else:
+        out += [f"reads {p}" for p in (*kernel.partials, *kernel.ports)]
+        out += [f"{len(kernel.eqns)} operations", *map(str, kernel.results)]
+    return out
+
+
+# --- traffic -----------------------------------------------------------------------------------------------------------
+
+
+def traffic(plan: Plan) -> float:
+    """Bytes that the kernels read and write, each tensor once a kernel, and copies twice."""
+    program = plan.program
+    size, tensors = nominal(program), {t.name: t for t in (*program.inputs, *(o.tensor for o in program.outputs))}
+
+    def whole(name: str) -> float:
+        return prod(size[a] for a in tensors[name].axes) * tensors[name].dtype.bits / 8
+
+    gemm = plan.gemm
+    m, n = prod(size[a] for a in gemm.rows), prod(size[a] for a in gemm.cols)
+    work: dict[str, float] = {}
+    total = 0.0
+    for kernel in plan.kernels:
+        named: set[str] = set()
+        if isinstance(kernel, Gemm):
+            named |= {o.tensor for p in kernel.products for o in (p.a, *p.b)} | {s.access.tensor for s in kernel.sinks if isinstance(s, (Store, Point))}
+            for s in kernel.sinks:
+                if isinstance(s, Reduce):
+                    work[s.work] = 4 * (2 if s.kind == "lse" else 1) * (m * -(-n // TILE) if s.kept == "row" else n * -(-m // TILE))
+                    total += work[s.work]
+        else:
+            total += sum(work.get(p.work, 4 * m) for p in kernel.partials)
+            named |= {r.tensor for r in kernel.results}
+        named |= {p.access.tensor for p in kernel.ports if isinstance(p, Read)}
+        total += sum(whole(t) if t in tensors else 4 * m for t in named)
+    return total + sum(2 * whole(x.tensor) for x in plan.layouts if x.copy)
+
+
+def unfused_traffic(program: Program) -> float:
+    """Bytes if every operator were a kernel of its own that reads its operands and writes its result (views are free)."""
+    size = nominal(program)
+
+    def whole(var: Var) -> float:
+        return prod(size[a] for a in var.ty.axes) * var.ty.dtype.bits / 8
+
+    moved = ("move", "lanes")
+    return sum(
+        whole(e.out) + sum(whole(a) for a in e.args if isinstance(a, Var)) for e in program.eqns if ops.TABLE[e.op].kind not in moved
+    ) or 1.0  # fmt: skip
+
+
+def _flops(plan: Plan) -> float:
+    size, gemm = nominal(plan.program), plan.gemm
+    mn = prod(size[a] for a in (*gemm.rows, *gemm.cols)) * len(gemm.accumulators)
+    return 2.0 * mn * sum(prod(size[a] for a in p.over) for p in gemm.products)
+
+
+def _bytes(n: float) -> str:
+    return f"{n / 1e9:.2f} GB" if n >= 1e9 else f"{n / 1e6:.1f} MB"
+
+
+# --- shape contract ----------------------------------------------------------------------------------------------------
+
+
+def contract(plan: Plan) -> list[str]:
+    """What is free, what costs a copy, what is refused."""
+    program = plan.program
+    size = extents(program)
+    free = [a for a, n in size.items() if n is None]
+    fixed = [f"{a}={n}" for a, n in size.items() if n is not None]
+    lines = [f"free: {', '.join(free) or 'nothing'}" + (f"; fixed: {', '.join(fixed)}" if fixed else "")]
+    for t in (*program.inputs, *(o.tensor for o in program.outputs)):
+        layouts = [x for x in plan.layouts if x.tensor == t.name]
+        if not layouts:
+            lines.append(f"{t.name}: not read")
+        elif layouts[0].copy:
+            lines.append(f"{t.name}: copied at every call ({layouts[0].copy}); stored as {_stored(layouts[0].modes)} it would not be")
+        elif layouts[0].modes and any(len(m) > 0 for m in layouts[0].modes) and len(layouts[0].modes) > 1:
+            last = layouts[0].modes[-1]
+            lines.append(f"{t.name}: used as it is if {' x '.join(last)} is contiguous and other strides are multiples of 16 bytes, else copied")
+    merged = [m for x in plan.layouts for m in x.modes if len(m) > 1]
+    for m in dict.fromkeys(merged):
+        lines.append(f"{listed(m)} may arrive merged into one" if sum(size[a] is None for a in m) <= 1 else f"{listed(m)} are used as one")
+    lines += [f"require {r}" for r in program.requires]
+    lines.append("refused: other dtypes, another rank, an extent that disagrees with a fixed one or between tensors")
+    return lines
+
+
+def _stored(modes: tuple[tuple[str, ...], ...]) -> str:
+    return "[" + ", ".join(a for m in modes for a in m) + "]"
+
+
+__all__ = ["NOMINAL", "contract", "report", "traffic", "unfused_traffic"]

@@ -1,0 +1,81 @@
+"""Dead equations go, equal ones become one, casts that change nothing vanish, and products added up are put side by side.
+
+In: a program. Out: a program of the same meaning; f32 additions may be reassociated where products sit between other summands, so
+that one accumulator can hold their sum. Non-goals: rounding points (never moved here), laws across products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .. import ops
+from ..ir.graph import Atom, Eqn, Lit, Program, Var
+from .state import State, definitions, uses
+
+
+def simplify(state: State) -> State:
+    """The pass."""
+    return replace(state, program=live(side_by_side(live(common(state.program)))))
+
+
+def common(program: Program) -> Program:
+    """Equal equations once (common subexpressions); a cast to the type a value has already is that value."""
+    known: dict[object, Var] = {}
+    renamed: dict[str, Atom] = {}
+    kept: list[Eqn] = []
+    for e in program.eqns:
+        args = tuple(renamed.get(a.name, a) if isinstance(a, Var) else a for a in e.args)
+        if e.op == ops.CAST.name and isinstance(args[0], Var) and args[0].ty.dtype.name == e.attr("dtype"):
+            renamed[e.out.name] = args[0]
+            continue
+        key = (e.op, tuple((a.value, a.dtype, str(a.value)) if isinstance(a, Lit) else a for a in args), e.attrs, e.out.ty)
+        if key in known:
+            renamed[e.out.name] = known[key]
+            continue
+        known[key] = e.out
+        kept.append(replace(e, args=args))
+    outputs = tuple(replace(o, value=renamed.get(o.value.name, o.value)) for o in program.outputs)  # type: ignore[arg-type]
+    return replace(program, eqns=tuple(kept), outputs=outputs)
+
+
+def live(program: Program) -> Program:
+    """Without equations that no output needs."""
+    needed = {o.value.name for o in program.outputs}
+    kept: list[Eqn] = []
+    for e in reversed(program.eqns):
+        if e.out.name in needed:
+            needed |= {a.name for a in e.args if isinstance(a, Var)}
+            kept.append(e)
+    return replace(program, eqns=tuple(reversed(kept)))
+
+
+def side_by_side(program: Program) -> Program:
+    """In a sum with several products of equal axes, those come first: ((x@w + b) + t@v) becomes ((x@w + t@v) + b)."""
+    defs, count = definitions(program), uses(program)
+
+    def summands(atom: Atom) -> list[Atom]:
+        e = defs.get(atom.name) if isinstance(atom, Var) else None
+        if e is None or e.op != ops.ADD.name:
+            return [atom]
+        return [s for a in e.args for s in (summands(a) if isinstance(a, Var) and count[a.name] == 1 else [a])]
+
+    inner = {a.name for e in program.eqns if e.op == ops.ADD.name for a in e.args if isinstance(a, Var) and count[a.name] == 1}
+    taken = {e.out.name for e in program.eqns} | {t.name for t in program.inputs}
+    out: list[Eqn] = []
+    for e in program.eqns:
+        terms = summands(e.out) if e.op == ops.ADD.name and e.out.name not in inner else []
+        products = [t for t in terms if isinstance(t, Var) and count[t.name] == 1 and t.name in defs and defs[t.name].op == ops.CONTRACT.name]
+        axes = {t.ty.axes for t in products}
+        if len(products) < 2 or len(axes) > 1 or terms[: len(products)] == products and len(e.args) == len(terms):
+            out.append(e)
+            continue
+        builder = ops.builder.EqnBuilder(program.axes, taken)
+        rest = [t for t in terms if t not in products]
+        total = builder.value(products[0])
+        for i, t in enumerate([*products[1:], *rest]):
+            last = i == len(terms) - 2
+            total = builder.apply(ops.ADD.name, (total, t), span=e.span, hint="" if last else "acc")
+        builder.eqns[-1] = replace(builder.eqns[-1], out=e.out)
+        out += builder.eqns
+        taken |= builder.taken
+    return replace(program, eqns=tuple(out))
