@@ -36,8 +36,9 @@ class _Reader:
     # --- tokens
 
     def fail(self, wanted: str) -> NoReturn:
-        line = self.text.count("\n", 0, self.at) + 1
-        found = self.text[self.at : self.at + 20].strip().split("\n")[0] or "the end"
+        rest = self.text[self.at :].lstrip()
+        line = self.text.count("\n", 0, len(self.text) - len(rest)) + 1
+        found = rest.split("\n")[0][:20] or "the end"
         raise IRSyntaxError(f"line {line}: expected {wanted}, found {found!r}")
 
     def peek(self) -> tuple[str, str]:

@@ -1,0 +1,240 @@
+"""Random well-typed programs, for properties such as *a pass preserves the float64 meaning*.
+
+`programs()` draws a `Generated`: one product, maps, lanes and reductions after it, in the forms a fused kernel has (row vectors, column
+vectors, tiles and scalars as operands; tile stores, packed stores, row and column reductions and a gather as results, with maps on
+reduced values), extents, and for each output a bound on |written − exact| that follows from the program by first-order error analysis.
+`tensors` makes inputs for any program. Choices depend on integers only, so written and exact never part ways at a jump.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from coda_lang.ir.graph import Output, Program, Tensor, Var
+from coda_lang.ir.types import BF16, F16, F32, I32, I64, Axis, DType, Ty
+from coda_lang.ops import TABLE
+from coda_lang.ops.builder import EqnBuilder, Value
+
+ULP = 2.0**-23
+TORCH = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "i32": torch.int32, "i64": torch.int64, "bool": torch.bool}
+IGNORED = -100
+
+# name → (largest |value|, largest slope) over |x| ≤ B
+UNARY = {
+    "neg": lambda b: (b, 1.0),
+    "abs": lambda b: (b, 1.0),
+    "relu": lambda b: (b, 1.0),
+    "relu2": lambda b: (b * b, 2 * b),
+    "square": lambda b: (b * b, 2 * b),
+    "silu": lambda b: (b, 1.1),
+    "gelu": lambda b: (b, 1.13),
+    "gelu_tanh": lambda b: (b, 1.13),
+    "quick_gelu": lambda b: (b, 1.1),
+    "tanh": lambda b: (1.0, 1.0),
+    "sigmoid": lambda b: (1.0, 0.25),
+    "softplus": lambda b: (b + 0.7, 1.0),
+    "sin": lambda b: (1.0, 1.0),
+    "cos": lambda b: (1.0, 1.0),
+    "erf": lambda b: (1.0, 1.13),
+    "exp": lambda b: (2.718281828**b, 2.718281828**b),
+    "exp2": lambda b: (2.0**b, 0.7 * 2.0**b),
+}
+LARGEST = 64.0  # no value exceeds it, so that no error is amplified without bound
+
+
+@dataclass(frozen=True)
+class Term:
+    """A value with a bound on its magnitude and on the error of its written f32 (or rounded) value."""
+
+    value: Value
+    size: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A program, extents of all its axes, and per output the bound on |written − exact|."""
+
+    program: Program
+    extents: dict[str, int]
+    errors: dict[str, float]
+    seed: int
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return tensors(self.program, self.extents, self.seed)
+
+
+def tensors(program: Program, extents: dict[str, int], seed: int = 0) -> dict[str, torch.Tensor]:
+    """Inputs of a program: floats in [−1, 1], integers positions along the shortest axis, some of them −100."""
+    g = torch.Generator().manual_seed(seed)
+    out = {}
+    for t in program.inputs:
+        shape = [extents[a] for a in t.axes]
+        if t.dtype.kind == "float":
+            x = torch.rand(shape, generator=g) * 2 - 1
+        else:
+            x = torch.randint(0, max(1, min(extents.values())), shape, generator=g)
+            x = torch.where(torch.rand(shape, generator=g) < 0.25, IGNORED, x)
+        out[t.name] = x.to(TORCH[t.dtype.name])
+    return out
+
+
+class Maker:
+    """Draws one program."""
+
+    def __init__(self, draw: Any, multiple: int) -> None:
+        self.draw, self.multiple = draw, multiple
+        self.lanes = draw(st.booleans())
+        self.axes = (Axis("m"), Axis("k"), Axis("n"), *((Axis("lane", 2),) if self.lanes else ()))
+        self.half = draw(st.sampled_from([BF16, F16]))
+        self.inputs: list[Tensor] = []
+        self.outputs: list[Output] = []
+        self.errors: dict[str, float] = {}
+        self.names = ["x", "w", "row", "col", "tile", "scalar", "target", "y0", "y1", "y2"]
+        self.b = EqnBuilder(self.axes, self.names)
+        free = st.integers(1, 4).map(lambda i: i * multiple)
+        self.extents = {"m": draw(free), "k": draw(free), "n": draw(free), **({"lane": 2} if self.lanes else {})}
+
+    def pick(self, options: Any) -> Any:
+        return self.draw(st.sampled_from(list(options)))
+
+    def input(self, name: str, dtype: DType, axes: tuple[str, ...]) -> Value:
+        """Declares an input, its axes stored in any order."""
+        stored = tuple(self.draw(st.permutations(axes))) if len(axes) > 1 else axes
+        self.inputs.append(Tensor(name, dtype, stored))
+        return self.b.value(Var(name, Ty(dtype, tuple(a.name for a in self.axes if a.name in axes))))
+
+    def term(self, name: str, size: float, *args: Term, slope: float = 1.0, **attrs: Any) -> Term:
+        """Applies an op; the error adds the arguments' times the slope and some ulps of the result."""
+        value = self.b.apply(name, [a.value for a in args], attrs)
+        return Term(value, size, slope * sum(a.error for a in args) + 16 * ULP * max(size, 1.0))
+
+    # --- the parts of a program
+
+    def product(self) -> list[Term]:
+        """The accumulator, or its two lanes."""
+        x = self.input("x", self.half, ("m", "k"))
+        w = self.input("w", self.half, ("n", "lane", "k") if self.lanes else ("n", "k"))
+        k = self.extents["k"]
+        acc = Term(self.b.contract(x, w, axes=("k",), batch=()), k, k * k * ULP)
+        if not self.lanes:
+            return [acc]
+        return [Term(self.b.lane(acc.value, axis="lane", index=i), acc.size, acc.error) for i in range(2)]
+
+    def operands(self) -> list[Term]:
+        """Vectors, a tile, a scalar, and what is made of positions: whatever the draw says."""
+        wanted = self.draw(st.lists(st.sampled_from(["row", "col", "tile", "scalar", "index", "size", "number"]), max_size=3, unique=True))
+        held = {"row": ("n",), "col": ("m",), "tile": ("m", "n"), "scalar": ()}
+        out = []
+        for kind in wanted:
+            if kind in held:
+                dtype = self.pick([BF16, F32]) if kind != "scalar" else F32
+                out.append(Term(self.input(kind, dtype, held[kind]), 1.0, 0.0))
+            elif kind == "number":
+                out.append(Term(self.b.value(self.draw(st.floats(-2, 2, width=32))), 2.0, 0.0))
+            elif kind == "index":
+                axis = self.pick(["m", "n"])
+                last = self.b.maximum(self.b.cast(self.b.size(axes=(axis,)), dtype="f32"), 1.0)
+                out.append(Term(self.b.cast(self.b.index(axis=axis), dtype="f32") / last, 1.0, 4 * ULP))
+            else:
+                out.append(Term(1.0 / self.b.size(axes=("n",)), 1.0, 4 * ULP))
+        return out
+
+    def tame(self, t: Term) -> Term:
+        """The term, squashed where it could be large."""
+        return t if t.size <= LARGEST else self.term("tanh", 1.0, t)
+
+    def step(self, tiles: list[Term], others: list[Term]) -> Term:
+        """One more value made of a tile and of anything."""
+        x, y = self.tame(self.pick(tiles)), self.tame(self.pick([*tiles, *others]))
+        kind = self.pick(["unary", "unary", "add", "sub", "mul", "minimum", "maximum", "clamp", "div", "rsqrt", "fma", "where", "round"])
+        if kind == "unary":
+            return self.unary(x)
+        if kind in ("add", "sub"):
+            return self.tame(self.term(kind, x.size + y.size, x, y))
+        if kind == "mul":
+            product = x.size * y.size
+            return self.tame(self.term("mul", product, x, y, slope=max(x.size, y.size, 1.0)))
+        if kind in ("minimum", "maximum"):
+            return self.term(kind, max(x.size, y.size), x, y)
+        if kind == "clamp":
+            lo, hi = sorted([self.draw(st.floats(-4, 4, width=32)), self.draw(st.floats(-4, 4, width=32))])
+            return Term(self.b.clamp(x.value, lo, hi), 4.0, x.error)
+        if kind == "div":
+            return Term(x.value / (self.b.abs(y.value) + 1.0), x.size, x.error + x.size * y.error + 16 * ULP * max(x.size, 1.0))
+        if kind == "rsqrt":
+            slope = 2 * x.size
+            return Term(self.b.rsqrt(self.b.square(x.value) + 1.0), 1.0, slope * x.error + 16 * ULP * max(x.size**2, 1.0))
+        if kind == "fma":
+            return self.tame(self.term("fma", x.size * y.size + x.size, x, y, x, slope=max(x.size, y.size, 1.0)))
+        if kind == "where":
+            condition = self.b.index(axis=self.pick(["m", "n"])) >= self.draw(st.integers(0, 4))
+            return Term(self.b.where(condition, x.value, y.value), max(x.size, y.size), max(x.error, y.error))
+        return Term(self.b.cast(x.value, dtype=self.half.name), x.size, x.error + 2.0**-8 * max(x.size, 1.0))
+
+    def unary(self, x: Term) -> Term:
+        name = self.pick(UNARY)
+        size, slope = UNARY[name](x.size)
+        if size > LARGEST:
+            name, (size, slope) = "tanh", UNARY["tanh"](x.size)
+        return self.term(name, size, x, slope=slope)
+
+    # --- results
+
+    def store(self, t: Term) -> None:
+        """An output of the term's axes, f32 or 16 bits."""
+        name, dtype = f"y{len(self.outputs)}", self.pick([F32, self.half])
+        value, error = t.value, t.error
+        if value.ty.dtype is not dtype or value.is_literal:
+            value = self.b.cast(value, dtype=dtype.name)
+            error += 2.0**-8 * max(t.size, 1.0) if dtype is not F32 else 0.0
+        order = tuple(self.draw(st.permutations(value.ty.axes))) if len(value.ty.axes) > 1 else value.ty.axes
+        self.outputs.append(Output(Tensor(name, dtype, order), value.atom))  # type: ignore[arg-type]
+        self.errors[name] = error
+
+    def reduced(self, t: Term) -> Term:
+        """A reduction of a tile along its rows or columns, perhaps with a map after it."""
+        axis, name = self.pick(["m", "n"]), self.pick(["sum", "mean", "max", "min", "amax", "logsumexp"])
+        n = self.extents[axis]
+        scale = n if name == "sum" else 1.0
+        size = t.size * scale + (4.0 if name == "logsumexp" else 0.0)
+        out = Term(self.b.apply(name, [t.value], {"axes": (axis,)}), size, t.error * scale + (n + 16) * ULP * max(size, 1.0))
+        return self.unary(self.tame(out)) if self.draw(st.booleans()) else out
+
+    def picked(self, t: Term) -> Term:
+        """The element of each row at `target`, 0 where it is to be ignored."""
+        target = self.input("target", self.pick([I32, I64]), ("m",))
+        found = self.b.gather(t.value, target, axis="n")
+        return Term(self.b.where(self.b.eq(target, IGNORED), 0.0, found), t.size, t.error)
+
+    def program(self) -> Generated:
+        tiles, others = self.product(), self.operands()
+        for _ in range(self.draw(st.integers(0, 6))):
+            tiles.append(self.step(tiles, others))
+        kinds = self.draw(st.lists(st.sampled_from(["tile", "tile", "pack", "reduce", "reduce", "gather"]), min_size=1, max_size=3))
+        for kind in kinds:
+            t = self.pick(tiles[-3:])
+            if kind == "pack" and self.lanes:
+                u = self.pick(tiles)
+                self.store(self.term("pack", max(t.size, u.size), t, u, axis="lane"))
+            elif kind == "reduce":
+                self.store(self.reduced(t))
+            elif kind == "gather" and all(i.name != "target" for i in self.inputs):
+                self.store(self.picked(t))
+            else:
+                self.store(t)
+        program = Program("random", self.axes, tuple(self.inputs), tuple(self.outputs), tuple(self.b.eqns))
+        return Generated(program, self.extents, self.errors, self.draw(st.integers(0, 2**16)))
+
+
+@st.composite
+def programs(draw: Any, multiple: int = 1) -> Generated:
+    """Programs with one product; free extents are 1 to 4 times `multiple`."""
+    return Maker(draw, multiple).program()
+
+
+assert set(UNARY) <= set(TABLE)
