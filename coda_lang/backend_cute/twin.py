@@ -39,11 +39,29 @@ def run(
     f = f or torch_fns.Written()
     extents = bind(program, inputs)
     tensors: Tensors = dict(inputs)
-    device = next((t.device for t in inputs.values()), torch.device("cpu"))
+    axes = {a.name: a.axes for a in program.inputs + program.outputs}
     for kernel in program.kernels:
         chosen = config.get(kernel.name) if isinstance(config, Mapping) else config
-        _Run(kernel, functions, tensors, extents, f, device, chosen).launch()
-    return {o.name: tensors[o.name].reshape([extents[a] for a in o.axes]) for o in program.outputs}
+        launch(kernel, functions, tensors, extents, axes, f, chosen)
+    return {o.name: tensors[o.name] for o in program.outputs}
+
+
+def launch(
+    kernel: spec.Kernel,
+    functions: Mapping[str, Callable[..., tuple]],
+    tensors: Tensors,
+    extents: Extents,
+    axes: Mapping[str, tuple[str, ...]],
+    f: Any,
+    config: spec.Config | None = None,
+) -> None:
+    """Run one kernel over `tensors`, which gains what the kernel writes and is not there yet.
+
+    `axes` names the dims of the program's own tensors, which may be in another order than a kernel's modes; of other tensors the
+    dims are the modes.
+    """
+    run = _Run(kernel, functions, tensors, extents, axes, f, config)
+    run.finish(kernel) if isinstance(kernel, spec.Finish) else run.gemm(kernel)
 
 
 def bind(program: spec.Program, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -97,17 +115,12 @@ def reduce(kind: str, values: torch.Tensor, dim: int) -> torch.Tensor:
 class _Run:
     """One kernel over `tensors`, which gains the kernel's outputs and work tensors."""
 
-    def __init__(self, kernel: spec.Kernel, functions: Any, tensors: Tensors, extents: Extents, f: Any, device: Any, config: Any) -> None:
-        self.kernel, self.functions, self.tensors, self.extents, self.f = kernel, functions, tensors, extents, f
-        self.device, self.config = device, config
+    def __init__(self, kernel: spec.Kernel, functions: Any, tensors: Tensors, extents: Extents, axes: Any, f: Any, config: Any) -> None:
+        self.functions, self.tensors, self.extents, self.axes, self.f, self.config = functions, tensors, extents, axes, f, config
         self.dtype = f.dtype
         self.records = {t.name: t for t in kernel.tensors}
-
-    def launch(self) -> None:
-        if isinstance(self.kernel, spec.Finish):
-            self.finish(self.kernel)
-        else:
-            self.gemm(self.kernel)
+        self.device = next((t.device for t in tensors.values()), torch.device("cpu"))
+        self.size = (0, 0)
 
     def new(self, shape: tuple[int, ...], dtype: str = "f32") -> torch.Tensor:
         """A tensor for results, NaN where it can be, so that an element nobody writes shows."""
@@ -119,17 +132,29 @@ class _Run:
         return t.to(self.dtype) if t.is_floating_point() else t
 
     def view(self, name: str) -> torch.Tensor:
-        """A tensor with one dim per mode."""
+        """A tensor with one dim per mode; a view of it where that can be."""
         record = self.records[name]
-        return self.tensors[name].reshape(mode_shape(record, self.extents))
+        tensor, order = self.tensors[name], self.order(record)
+        return (tensor.permute(order) if order else tensor).reshape(mode_shape(record, self.extents))
+
+    def order(self, record: spec.Tensor) -> tuple[int, ...]:
+        """Where the axes of the modes stand among the dims that the program declares; () where they are the same."""
+        declared, inner = self.axes.get(record.name, ()), tuple(a for mode in record.modes for a in mode)
+        return tuple(declared.index(a) for a in inner) if declared != inner and declared else ()
 
     def target(self, name: str) -> torch.Tensor:
         """A result with one dim per mode, made where it is not there yet."""
         record = self.records[name]
         shape = mode_shape(record, self.extents)
         if name not in self.tensors:
-            self.tensors[name] = self.new(shape, record.dtype)
-        return self.tensors[name].view(shape)
+            result, order = self.new(shape, record.dtype), self.order(record)
+            if name in self.axes:
+                result = result.reshape([self.extents[a] for mode in record.modes for a in mode])
+                result = result.permute([order.index(i) for i in range(len(order))]) if order else result
+            self.tensors[name] = result
+        view = self.view(name)
+        assert view.data_ptr() == self.tensors[name].data_ptr(), "a result is written through a view"
+        return view
 
     def matrix(self, matrix: spec.Matrix) -> torch.Tensor:
         """(rows, columns), and the packed lane last if there is one."""

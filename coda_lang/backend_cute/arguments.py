@@ -1,0 +1,160 @@
+"""The arguments of a call: by position or name, of the right kind, type and place. Shapes are `binding`'s business.
+
+In: a `spec.Program`, what the caller passed. Out: values in signature order, the device, a key under which a plan can be kept; or
+`CallError`. Non-goals: strides and copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..diagnostics.model import Diagnostic
+from . import errors, spec
+from .binding import Binding
+from .torch_fns import DTYPES
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def key(arguments: Sequence[Any]) -> tuple | None:
+    """What a plan depends on besides the program; None where an argument is not a plain tensor or number."""
+    parts: list[Any] = []
+    for t in arguments:
+        kind = type(t)
+        if kind in PLAIN:
+            try:
+                parts.append((t.dtype, t.device, t.shape, t.stride(), t.data_ptr() % 16))
+            except RuntimeError:  # no storage: fake, sparse, traced
+                return None
+        elif kind is float or kind is int:
+            parts.append(float)
+        else:
+            return None
+    return tuple(parts)
+
+
+def order(program: spec.Program, positional: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """All arguments in signature order."""
+    names = [a.name for a in program.inputs]
+    given = dict(zip(names, positional))
+    signature = f"{program.name}({', '.join(names)})"
+    problems = []
+    if len(positional) > len(names):
+        problems.append(f"takes {len(names)} arguments, got {len(positional)}")
+    for name in named:
+        if name not in names:
+            problems.append(f"has no argument {name!r}")
+        elif name in given:
+            problems.append(f"got argument {name!r} twice, by position and by name")
+    missing = [n for n in names if n not in given and n not in named]
+    if missing and len(positional) <= len(names):
+        problems.append(f"misses argument{'s'[: len(missing) > 1]} {', '.join(map(repr, missing))}")
+    if problems:
+        help = f"the signature is {signature}"
+        raise errors.CallError([errors.problem(errors.ARGUMENTS, f"{program.name}: {p}", help=help) for p in problems])
+    return [named[n] if n in named else given[n] for n in names]
+
+
+def check(program: spec.Program, arguments: Sequence[Any]) -> torch.device:
+    """Kind, dtype and device of every argument; the one device. Raises `CallError` with everything that is wrong."""
+    problems: list[Diagnostic] = []
+    places: dict[torch.device, str] = {}
+    for argument, value in zip(program.inputs, arguments, strict=True):
+        where = f"{program.name}: argument {argument.name!r}"
+        found = _kind(argument, value)
+        if found:
+            problems.append(errors.problem(errors.KIND, f"{where}: {found[0]}", help=found[1]))
+            continue
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.dtype != DTYPES[argument.dtype]:
+            got = NAMES.get(value.dtype, str(value.dtype).removeprefix("torch."))
+            remedy = f"pass {argument.name}.to({DTYPES[argument.dtype]}), or declare {argument.name}: {got}[…] in the program"
+            problems.append(errors.problem(errors.DTYPE, f"{where}: got dtype {got}, expected {argument.dtype}", help=remedy))
+        places.setdefault(value.device, argument.name)
+    if len(places) > 1:
+        text = ", ".join(f"{name!r} is on {device}" for device, name in places.items())
+        problems.append(errors.problem(errors.DEVICE, f"{program.name}: arguments are on several devices: {text}", help="move them to one"))
+    for device, name in places.items():
+        if device.type not in ("cpu", "cuda"):
+            text = f"{program.name}: argument {name!r} is on {device}, expected a CUDA device or the CPU"
+            problems.append(errors.problem(errors.DEVICE, text, help=f"pass {name}.to('cuda') or {name}.cpu()"))
+    if not places and not problems:
+        text = f"{program.name}: no argument is a tensor, so the call has no device"
+        problems.append(errors.problem(errors.KIND, text, help="pass tensors"))
+    if problems:
+        raise errors.CallError(problems)
+    return next(iter(places))
+
+
+def check_gpu(program: spec.Program, device: torch.device, arch: str = "sm_90a") -> None:
+    """Raise `CallError` unless kernels for `arch` run on `device`."""
+    major, minor = torch.cuda.get_device_capability(device)
+    wanted = arch.removeprefix("sm_").rstrip("a")
+    if f"{major}{minor}" != wanted:
+        raise errors.refuse(
+            errors.ARCHITECTURE,
+            f"{program.name}: the kernels are for {arch}; {device} is a {torch.cuda.get_device_name(device)} "
+            f"of compute capability {major}.{minor}",
+            help="run on a Hopper GPU (H100, H200), or call with CPU tensors, which runs the reference",
+        )
+
+
+def wants_gradients(arguments: Sequence[Any]) -> bool:
+    """May autograd want a backward of this call?"""
+    return torch.is_grad_enabled() and any([isinstance(t, torch.Tensor) and t.requires_grad for t in arguments])
+
+
+def shapes(arguments: Sequence[Any]) -> list[tuple[int, ...]]:
+    """The shape of every argument; numbers are scalars."""
+    return [tuple(t.shape) if isinstance(t, torch.Tensor) else () for t in arguments]
+
+
+def declared(program: spec.Program, arguments: Sequence[Any], binding: Binding, device: torch.device) -> list[torch.Tensor]:
+    """The arguments with one dim per declared axis; numbers become tensors."""
+    made = []
+    for argument, value in zip(program.inputs, arguments, strict=True):
+        tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=DTYPES[argument.dtype], device=device)
+        made.append(tensor.reshape(binding.declared(argument)))
+    return made
+
+
+def check_gradients(program: spec.Program, arguments: Sequence[Any]) -> None:
+    """Raise `CallError` where autograd expects a backward: results that silently require no gradient would train nothing."""
+    if not wants_gradients(arguments):
+        return
+    for argument, value in zip(program.inputs, arguments, strict=True):
+        if isinstance(value, torch.Tensor) and value.requires_grad and not argument.const:
+            raise errors.refuse(
+                errors.BACKWARD,
+                f"{program.name}: argument {argument.name!r} requires a gradient, and this program has no backward kernels yet",
+                help=f"call under torch.no_grad(), pass {argument.name}.detach(), or differentiate {program.name}.reference(...)",
+            )
+
+
+def _kind(argument: spec.Argument, value: Any) -> tuple[str, str] | None:
+    """What is wrong with the kind of a value, and the remedy."""
+    kind = type(value)
+    if kind in (float, int):
+        if argument.axes or argument.dtype != "f32":
+            return f"got a Python {kind.__name__}, expected a tensor of {argument.dtype}", "only an f32[] scalar may be a number"
+        return None
+    if not isinstance(value, torch.Tensor):
+        return f"got {kind.__module__}.{kind.__qualname__}, expected a torch.Tensor", "convert it, as by torch.as_tensor"
+    if kind not in PLAIN:
+        if hasattr(value, "to_local"):
+            remedy = "pass its shard (.to_local()) or the whole tensor (.full_tensor()); nothing is gathered silently"
+            return f"got a sharded {kind.__name__}", remedy
+        return f"got the tensor subclass {kind.__name__}, which may give meaning to its elements", "pass a plain torch.Tensor"
+    if value.layout != torch.strided:
+        return f"got a tensor of layout {value.layout}", "pass a dense tensor (.to_dense())"
+    if value.device.type != "meta":
+        try:
+            value.data_ptr()
+        except RuntimeError:
+            return "got a tensor without storage (fake, traced or mapped over)", "call it on real tensors, outside of the transform"
+    return None

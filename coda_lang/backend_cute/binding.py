@@ -1,0 +1,218 @@
+"""Reads the shapes of a call as the declared axes: the shape contract, by axis name.
+
+In: a `spec.Program` and one shape an input. Out: `Binding`, the extent of every axis and the dims in which a leading free axis
+arrived; or `CallError` with everything that is wrong. Adjacent axes may arrive merged if at most one of them is free, and a leading
+free axis may arrive as several dims. Pure arithmetic: needs no torch. Non-goal: strides, which `layout` judges.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..diagnostics.model import Diagnostic
+from . import errors, spec
+
+Shape = tuple[int, ...]
+LIMIT = 2**31 - 1
+
+
+@dataclass
+class Binding:
+    """`extents` of every axis; `split[axis]` the dims that the axis arrived as, where more than one; `origin` says who bound an axis."""
+
+    extents: dict[str, int]
+    split: dict[str, Shape] = field(default_factory=dict)
+    origin: dict[str, str] = field(default_factory=dict)
+
+    def declared(self, argument: spec.Argument) -> Shape:
+        """The argument's shape with one dim per declared axis."""
+        return tuple(self.extents[a] for a in argument.axes)
+
+    def returned(self, output: spec.Argument) -> Shape:
+        """The shape a caller gets: as declared, a leading axis in the dims it arrived in."""
+        shape = self.declared(output)
+        return self.split[output.axes[0]] + shape[1:] if output.axes and output.axes[0] in self.split else shape
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One way to read a shape: groups of axes, one a dim, after `leading` dims (0 or at least 2) of the first axis alone."""
+
+    groups: tuple[tuple[str, ...], ...]
+    leading: int = 0
+
+
+def bind(program: spec.Program, shapes: Sequence[Shape]) -> Binding:
+    """Read every input's shape; raises `CallError` with all problems found."""
+    fixed = {name: size for name, size in program.extents if size is not None}
+    binding = Binding(dict(fixed), origin={name: "the declaration" for name in fixed})
+    problems: list[Diagnostic] = []
+    pending = list(zip(program.inputs, shapes, strict=True))
+    while pending:
+        remaining = []
+        for argument, shape in pending:
+            readings = [r for r in _readings(argument, len(shape), fixed) if _extents(r, argument, shape, binding) is not None]
+            if len(readings) == 1:
+                problems.extend(_apply(program, readings[0], argument, shape, binding))
+            elif readings:
+                remaining.append((argument, shape))
+            else:
+                problems.append(_explain(program, argument, shape, fixed, binding))
+        if len(remaining) == len(pending):  # all ambiguous: one dim per axis is what people mean
+            argument, shape = remaining.pop(0)
+            direct = _Reading(tuple((a,) for a in argument.axes))
+            if len(shape) == len(argument.axes) and _extents(direct, argument, shape, binding) is not None:
+                problems.extend(_apply(program, direct, argument, shape, binding))
+            else:
+                problems.append(_ambiguous(program, argument, shape))
+        pending = remaining
+    for name, size in program.extents:
+        if size is None and name not in binding.extents:
+            binding.extents[name] = 0  # only after a problem: every free axis stands in some input
+    if not problems:
+        problems.extend(_conditions(program, binding.extents))
+    if problems:
+        raise errors.CallError(problems)
+    return binding
+
+
+def _readings(argument: spec.Argument, dims: int, fixed: Mapping[str, int]) -> Iterator[_Reading]:
+    axes = argument.axes
+    yield from (_Reading(g) for g in _partitions(axes, dims, fixed))
+    if axes and axes[0] not in fixed:
+        for leading in range(2, dims + 1):
+            yield from (_Reading(g, leading) for g in _partitions(axes[1:], dims - leading, fixed))
+
+
+def _partitions(axes: tuple[str, ...], parts: int, fixed: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Every way to cut `axes` into `parts` consecutive groups with at most one free axis each."""
+    if parts == 0:
+        if not axes:
+            yield ()
+        return
+    for size in range(1, len(axes) - parts + 2):
+        head = axes[:size]
+        if sum(a not in fixed for a in head) > 1:
+            return
+        yield from ((head, *rest) for rest in _partitions(axes[size:], parts - 1, fixed))
+
+
+def _extents(reading: _Reading, argument: spec.Argument, shape: Shape, binding: Binding) -> dict[str, int] | None:
+    """The extents that a reading gives to the axes not known yet; None where it contradicts the shape or what is known."""
+    found: dict[str, int] = {}
+    pairs = list(zip(reading.groups, shape[reading.leading :], strict=True))
+    if reading.leading:
+        pairs.insert(0, ((argument.axes[0],), math.prod(shape[: reading.leading])))
+    for group, size in pairs:
+        known = math.prod(binding.extents.get(a, found.get(a, 1)) for a in group)
+        unknown = [a for a in group if a not in binding.extents and a not in found]
+        if not unknown and known != size:
+            return None
+        if unknown:
+            if known == 0 or size % known:
+                return None
+            found[unknown[0]] = size // known
+    return found
+
+
+def _apply(program: spec.Program, reading: _Reading, argument: spec.Argument, shape: Shape, binding: Binding) -> Iterator[Diagnostic]:
+    for name, size in (_extents(reading, argument, shape, binding) or {}).items():
+        binding.extents[name] = size
+        binding.origin[name] = f"argument {argument.name!r}"
+    if reading.leading:
+        axis, dims = argument.axes[0], shape[: reading.leading]
+        if binding.split.setdefault(axis, dims) != dims:
+            yield errors.problem(
+                errors.EXTENT,
+                f"{program.name}: argument {argument.name!r}: axis {axis!r} arrives as {_text(dims)}, in another argument as "
+                f"{_text(binding.split[axis])}",
+                help=f"give both the same leading dims, or flatten both to one dim of extent {math.prod(dims)}",
+            )
+
+
+def _explain(program: spec.Program, argument: spec.Argument, shape: Shape, fixed: Mapping[str, int], binding: Binding) -> Diagnostic:
+    """Why no reading fits: by axis where the rank is as declared, else by the forms that would do."""
+    where = f"{program.name}: argument {argument.name!r}"
+    if len(shape) == len(argument.axes):
+        wrong = [(a, n) for a, n in zip(argument.axes, shape, strict=True) if binding.extents.get(a, n) != n]
+        if wrong:
+            axis, got = wrong[0]
+            want = binding.extents[axis]
+            others = [f"axis {a!r}: got {n}, expected {binding.extents[a]} as in {binding.origin[a]}" for a, n in wrong[1:]]
+            return errors.problem(
+                errors.EXTENT,
+                f"{where}: axis {axis!r} (dim {argument.axes.index(axis)}) has extent {got}, expected {want} as in {binding.origin[axis]}",
+                f"got shape {_text(shape)} for {_declared(argument, fixed)}",
+                *others,
+                help=f"pass a tensor whose dim {argument.axes.index(axis)} is {want}, or make the other argument agree",
+            )
+        repeated = [a for a in argument.axes if argument.axes.count(a) > 1]
+        if repeated:
+            return errors.problem(
+                errors.EXTENT, f"{where}: axis {repeated[0]!r} stands for one extent, got shape {_text(shape)}", help="pass equal extents"
+            )
+    known = ", ".join(f"{a}={binding.extents[a]}" for a in argument.axes if a in binding.extents)
+    return errors.problem(
+        errors.RANK,
+        f"{where}: shape {_text(shape)} cannot be read as {_declared(argument, fixed)}",
+        *([f"known so far: {known}"] if known else []),
+        "accepted: one dim per axis; adjacent axes merged into one dim if at most one of them is free; "
+        "a leading free axis as several dims",
+        help=f"reshape {argument.name!r} to {_declared(argument, fixed)}",
+    )
+
+
+def _ambiguous(program: spec.Program, argument: spec.Argument, shape: Shape) -> Diagnostic:
+    declared = _declared(argument, {n: s for n, s in program.extents if s is not None})
+    return errors.problem(
+        errors.AMBIGUOUS,
+        f"{program.name}: argument {argument.name!r}: shape {_text(shape)} can be read as {declared} in several ways",
+        help=f"pass {argument.name!r} with one dim per axis",
+    )
+
+
+def _conditions(program: spec.Program, extents: Mapping[str, int]) -> Iterator[Diagnostic]:
+    for name, size in extents.items():
+        if size > LIMIT:
+            yield errors.problem(
+                errors.TOO_LARGE, f"{program.name}: axis {name!r} has extent {size}, at most {LIMIT} is supported", help="split the call"
+            )
+    for require in program.requires:
+        if not _holds(require.text)(dict(extents)):
+            used = [n for n in extents if n in _names(require.text)]
+            yield errors.problem(
+                errors.REQUIRE,
+                f"{program.name}: the shape condition `{require.text}` does not hold: got {', '.join(f'{n}={extents[n]}' for n in used)}",
+                *([require.reason] if require.reason else []),
+                help="pad or cut the axis so that the condition holds",
+            )
+
+
+@functools.cache
+def _names(text: str) -> frozenset[str]:
+    return frozenset(n.id for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name))
+
+
+@functools.cache
+def _holds(text: str):
+    code = compile(text, "<require>", "eval")
+
+    def holds(extents: dict[str, int]) -> bool:
+        try:
+            return bool(eval(code, {"__builtins__": {}}, extents))
+        except ZeroDivisionError:
+            return False
+
+    return holds
+
+
+def _text(shape: Shape) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _declared(argument: spec.Argument, fixed: Mapping[str, int]) -> str:
+    return f"[{', '.join(f'{a}={fixed[a]}' if a in fixed else a for a in argument.axes)}]"

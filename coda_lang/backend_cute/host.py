@@ -1,0 +1,353 @@
+"""Plans and makes calls of kernels: views where strides allow, copies where they do not, allocations, launches.
+
+In: a `spec.Program`, tensors, where executables come from. Out: a `Plan`, everything about calls with these shapes, strides, dtypes and
+alignments decided once; running it allocates outputs and launches on the current stream: no host synchronisation, no memory but from
+torch's caching allocator, so it can be captured in a CUDA graph.
+Nothing is launched over empty rows or columns: outputs are empty, reductions give their identity. Over an empty contraction, operands
+of zeros stand in. Works on any device; that executables fit it is `arguments.check`'s and their provider's business.
+Non-goals: what a call may look like (`binding`, `arguments`), what strides a kernel can use (`layout`).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from . import configs, layout, spec
+from .binding import Binding
+from .torch_fns import DTYPES
+from .twin import IDENTITY, mode_shape, product
+
+Slots = list[Any]
+Step = Callable[[Slots], None]
+
+
+class Objects(Protocol):
+    """Where executables come from: compiled on demand, or built ahead of time."""
+
+    def config(self, gemm: spec.Gemm, m: int, n: int, k: int, device: torch.device) -> spec.Config:
+        """The tile configuration to use at this size."""
+
+    def executable(self, kernel: spec.Kernel, config: spec.Config | None) -> Callable[..., None]:
+        """A callable on device tensors and extents, in the order that `spec` states."""
+
+
+def allocate(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Every buffer of a call comes from here; tests put a poisoning one in its place."""
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many multiprocessors a device has; those of an H200 where it is none."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+@dataclass
+class Plan:
+    """A call decided: `steps` over slots (first the arguments), `results` the slots of the outputs, notes for people."""
+
+    extents: Mapping[str, int]
+    device: torch.device
+    steps: list[Step] = field(default_factory=list)
+    slots: int = 0
+    results: tuple[int, ...] = ()
+    configs: dict[str, spec.Config] = field(default_factory=dict)
+    launches: list[str] = field(default_factory=list)
+    copies: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def run(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
+        """Make the call; the outputs in order."""
+        if self.device.type == "cuda" and torch.cuda.current_device() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self._run(arguments)
+        return self._run(arguments)
+
+    def _run(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
+        slots: Slots = [*arguments, *(None,) * self.slots]
+        for step in self.steps:
+            step(slots)
+        return [slots[i] for i in self.results]
+
+
+def plan(program: spec.Program, binding: Binding, arguments: Sequence[Any], device: torch.device, objects: Objects) -> Plan:
+    """Decide a call. `arguments` are checked: tensors on `device` that `binding` describes, or floats for scalars."""
+    return _Planner(program, binding, arguments, device, objects).plan
+
+
+class _Planner:
+    """Builds a plan step by step. `meta[slot]` is what the slot will hold, without data; `home` the slot of a tensor in declared dims."""
+
+    def __init__(self, program: spec.Program, binding: Binding, arguments: Sequence[Any], device: torch.device, objects: Objects) -> None:
+        self.program, self.binding, self.extents, self.objects = program, binding, binding.extents, objects
+        self.plan = Plan(binding.extents, device)
+        self.meta: list[torch.Tensor] = []
+        self.address: list[int] = []
+        self.home: dict[str, int] = {}
+        self.work: dict[str, int] = {}
+        self.operands: dict[tuple, int] = {}
+        self.returns: dict[str, int] = {}
+        self.after: list[Step] = []
+        self.declared = {a.name: a for a in program.inputs + program.outputs}
+        for argument, value in zip(program.inputs, arguments, strict=True):
+            self.home[argument.name] = self._argument(argument, value)
+        self.fixed = len(self.meta)
+        for argument, value in zip(program.inputs, arguments, strict=True):
+            if not isinstance(value, torch.Tensor):
+                self.home[argument.name] = self._scalar(self.home[argument.name], DTYPES[argument.dtype])
+        for kernel in program.kernels:
+            self._finish(kernel) if isinstance(kernel, spec.Finish) else self._gemm(kernel)
+        self.plan.steps += self.after
+        self.plan.slots = len(self.meta) - self.fixed
+        self.plan.results = tuple(self.returns[o.name] for o in program.outputs)
+
+    # slots
+
+    def _argument(self, argument: spec.Argument, value: Any) -> int:
+        if isinstance(value, torch.Tensor):
+            return self._slot(value.shape, value.stride(), value.dtype, value.data_ptr())
+        return self._slot((), (), torch.float64, 0)
+
+    def _slot(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, address: int = 0) -> int:
+        self.meta.append(torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="meta"))
+        self.address.append(address)
+        return len(self.meta) - 1
+
+    def _new(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> int:
+        """A slot for a fresh buffer."""
+        slot, shape, strides, device = self._slot(shape, strides, dtype), tuple(shape), tuple(strides), self.plan.device
+
+        def step(slots: Slots) -> None:
+            slots[slot] = allocate(shape, strides, dtype, device)
+
+        self.plan.steps.append(step)
+        return slot
+
+    def _contiguous(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        return self._new(shape, torch.empty(tuple(shape), device="meta").stride(), dtype)
+
+    def _view(self, source: int, shape: Sequence[int], strides: Sequence[int]) -> int:
+        """A slot for another view of the same elements."""
+        meta, shape, strides = self.meta[source], tuple(shape), tuple(strides)
+        if (tuple(meta.shape), meta.stride()) == (shape, strides):
+            return source
+        slot = self._slot(shape, strides, meta.dtype, self.address[source])
+
+        def step(slots: Slots) -> None:
+            slots[slot] = slots[source].as_strided(shape, strides)
+
+        self.plan.steps.append(step)
+        return slot
+
+    def _scalar(self, source: int, dtype: torch.dtype) -> int:
+        slot, device = self._slot((1,), (1,), dtype), self.plan.device
+
+        def step(slots: Slots) -> None:
+            slots[slot] = torch.full((1,), slots[source], dtype=dtype, device=device)
+
+        self.plan.steps.append(step)
+        return slot
+
+    def _fill(self, slot: int, value: float) -> None:
+        self.plan.steps.append(lambda slots: slots[slot].fill_(value))
+
+    # program tensors as kernels see them
+
+    def _unmerged(self, record: spec.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The extents of all axes in the order of the modes, and where each stands among the declared dims."""
+        inner = [a for mode in record.modes for a in mode]
+        axes = self.declared[record.name].axes
+        return tuple(self.extents[a] for a in inner), tuple(axes.index(a) for a in inner)
+
+    def _as_modes(self, source: int, record: spec.Tensor) -> torch.Tensor | None:
+        """The strides of a tensor's modes, as a meta tensor; None where no view has them."""
+        try:
+            declared = self.meta[source].view(self.binding.declared(self.declared[record.name]))
+            return declared.permute(self._unmerged(record)[1]).view(mode_shape(record, self.extents))
+        except RuntimeError:
+            return None
+
+    def _operand(self, kernel: spec.Kernel, record: spec.Tensor) -> int:
+        """The slot of an input, copied where the kernel cannot use its strides."""
+        source = self.home[record.name]
+        packed = record.name in layout.packed_tensors(kernel)
+        key = (record.name, record.modes, packed)
+        if key not in self.operands:
+            self.operands[key] = self._usable(source, record, packed)
+        return self.operands[key]
+
+    def _usable(self, source: int, record: spec.Tensor, packed: bool) -> int:
+        if not record.modes:
+            if self.address[source] % layout.ALIGNMENT == 0:
+                return self._view(source, (1,), (1,))
+            verdict = layout.judge(record, packed, (), (), self.address[source])
+        else:
+            view = self._as_modes(source, record)
+            if view is None:
+                verdict = layout.Verdict(reason="its axes lie in an order that no view can merge")
+            else:
+                verdict = layout.judge(record, packed, tuple(view.shape), view.stride(), self.address[source])
+        if not verdict.reason:
+            return self._view(source, mode_shape(record, self.extents), verdict.strides)
+        self.plan.copies.append(f"input {record.name!r} is copied: {verdict.reason}")
+        shape = mode_shape(record, self.extents)
+        slot = self._new(shape or (1,), layout.pitched(record, packed, shape) or (1,), DTYPES[record.dtype])
+        declared = self.binding.declared(self.declared[record.name])
+        unmerged, order = self._unmerged(record)
+
+        def step(slots: Slots) -> None:
+            slots[slot].view(unmerged).copy_(slots[source].reshape(declared).permute(order))
+
+        self.plan.steps.append(step)
+        return slot
+
+    def _target(self, kernel: spec.Kernel, record: spec.Tensor) -> int:
+        """The slot of an output as the kernel writes it."""
+        packed = record.name in layout.packed_tensors(kernel)
+        key = (record.name, record.modes, packed)
+        if key not in self.operands:
+            self.operands[key] = self._result(kernel, record, packed)
+        return self.operands[key]
+
+    def _result(self, kernel: spec.Kernel, record: spec.Tensor, packed: bool) -> int:
+        """A fresh output, as the kernel writes it; a temporary that is copied afterwards where the result's strides are of no use."""
+        argument, dtype, shape = self.declared[record.name], DTYPES[record.dtype], mode_shape(record, self.extents)
+        result = self._contiguous(self.binding.returned(argument), dtype)
+        self.returns[record.name] = self.home[record.name] = result
+        if not shape:
+            return self._view(result, (1,), (1,))
+        view = self._as_modes(result, record)
+        if view is None:
+            reason = "its axes are declared in another order than the kernel writes them"
+        elif isinstance(kernel, spec.Finish):
+            return self._view(result, view.shape, view.stride())
+        else:
+            verdict = layout.judge(record, packed, shape, view.stride())
+            if not verdict.reason:
+                return self._view(result, shape, verdict.strides)
+            reason = verdict.reason
+        self.plan.copies.append(f"output {record.name!r} is written to a temporary and copied: {reason}")
+        temporary = self._new(shape, layout.pitched(record, packed, shape), dtype)
+        declared = self.binding.declared(argument)
+        unmerged, order = self._unmerged(record)
+        back = [order.index(i) for i in range(len(order))]
+        inner = self.meta[temporary].view(unmerged).permute(back)
+        self.home[record.name] = self._view(temporary, inner.shape, inner.stride())
+        self.after.append(lambda slots: slots[result].view(declared).copy_(slots[temporary].view(unmerged).permute(back)))
+        return temporary
+
+    # kernels
+
+    def _gemm(self, kernel: spec.Gemm) -> None:
+        records = {t.name: t for t in kernel.tensors}
+
+        def extent(matrix: spec.Matrix, modes: tuple[int, ...]) -> int:
+            shape = mode_shape(records[matrix.tensor], self.extents)
+            return math.prod(shape[i] for i in modes)
+
+        first = kernel.products[0]
+        m, n = extent(first.a, first.a.rows), extent(first.b[0], first.b[0].rows)
+        depths = [extent(p.a, p.a.cols) for p in kernel.products]
+        empty = m == 0 or n == 0
+        config = self.objects.config(kernel, max(m, 1), max(n, 1), max(sum(depths), 1), self.plan.device)
+        slots: dict[str, int] = {}
+        for sink in kernel.sinks:
+            if isinstance(sink, spec.Store):
+                slots[sink.matrix.tensor] = self._target(kernel, records[sink.matrix.tensor])
+            elif isinstance(sink, spec.Point):
+                slots[sink.tensor] = self._point(kernel, records[sink.tensor])
+            else:
+                slots[sink.work] = self._partials(kernel, sink, config, m, n)
+        if empty:
+            self.plan.notes.append(f"{kernel.name} is not launched: it has {m} rows and {n} columns")
+            return
+        zeros = self._zeros(kernel, records, depths)
+        for record in kernel.tensors:
+            if record.name not in slots:
+                slots[record.name] = zeros[record.name] if record.name in zeros else self._operand(kernel, record)
+        self.plan.configs[kernel.name] = config
+        self._launch(kernel, [slots[t.name] for t in kernel.tensors], config)
+
+    def _zeros(self, kernel: spec.Gemm, records: Mapping[str, spec.Tensor], depths: Sequence[int]) -> dict[str, int]:
+        """Operands of an empty contraction, eight zeros deep: a tile load cannot describe a tensor of no elements."""
+        made: dict[str, int] = {}
+        for p, depth in zip(kernel.products, depths, strict=True):
+            if depth:
+                continue
+            for matrix in (p.a, *p.b):
+                record = records[matrix.tensor]
+                shape = [8 if i in matrix.cols and size == 0 else size for i, size in enumerate(mode_shape(record, self.extents))]
+                if record.name not in made:
+                    made[record.name] = self._new(shape, layout.pitched(record, False, tuple(shape)), DTYPES[record.dtype])
+                    self._fill(made[record.name], 0)
+            self.plan.notes.append(f"{kernel.name}: {p.a.tensor!r} has nothing to contract: the product is 0")
+        return made
+
+    def _point(self, kernel: spec.Gemm, record: spec.Tensor) -> int:
+        """Where no column claims the element it stays NaN."""
+        if record.role == "work":
+            slot = self.work[record.name] = self._contiguous(mode_shape(record, self.extents) or (1,), DTYPES[record.dtype])
+        else:
+            slot = self._target(kernel, record)
+        self._fill(slot, math.nan)
+        return slot
+
+    def _partials(self, kernel: spec.Gemm, sink: spec.RowReduce | spec.ColReduce, config: spec.Config, m: int, n: int) -> int:
+        shape = configs.partial_shape(kernel, config, sink, max(m, 1), max(n, 1))
+        kept = m if isinstance(sink, spec.RowReduce) else n
+        slot = self.work[sink.work] = self._contiguous((*shape[:-1], kept), torch.float32)
+        if m == 0 or n == 0:
+            self._identity(slot, sink.kind)
+        return slot
+
+    def _identity(self, slot: int, kind: str) -> None:
+        self._fill(slot, IDENTITY[kind])
+        if kind == "lse":
+            self.plan.steps.append(lambda slots: slots[slot][1].zero_())
+
+    def _finish(self, kernel: spec.Finish) -> None:
+        length = product(kernel.length, self.extents)
+        slots: dict[str, int] = {}
+        for record in kernel.tensors:
+            if record.name in kernel.outputs:
+                if record.role == "work":
+                    slots[record.name] = self.work[record.name] = self._contiguous((length,), DTYPES[record.dtype])
+                else:
+                    slots[record.name] = self._target(kernel, record)
+        if length == 0:
+            self.plan.notes.append(f"{kernel.name} is not launched: it has no positions")
+            return
+        for partial in kernel.partials:
+            slots[partial.work] = self._parts(partial, length)
+        for record in kernel.tensors:
+            if record.name not in slots:
+                slots[record.name] = self._operand(kernel, record)
+        self._launch(kernel, [slots[t.name] for t in kernel.tensors], None)
+
+    def _parts(self, partial: spec.Partial, length: int) -> int:
+        """A work tensor as [parts, length]; one part of the identity where a reduction was over nothing."""
+        leading = (2,) if partial.kind == "lse" else ()
+        source = self.work[partial.work]
+        size = self.meta[source].numel()
+        if size:
+            shape = (*leading, size // (math.prod(leading) * length), length)
+            return self._view(source, shape, torch.empty(shape, device="meta").stride())
+        slot = self._contiguous((*leading, 1, length), torch.float32)
+        self._identity(slot, partial.kind)
+        return slot
+
+    def _launch(self, kernel: spec.Kernel, slots: Sequence[int], config: spec.Config | None) -> None:
+        call = self.objects.executable(kernel, config)
+        integers = tuple(self.extents[e] for e in kernel.extents)
+        pick = operator.itemgetter(*slots) if len(slots) > 1 else lambda s: (s[slots[0]],)
+        self.plan.launches.append(kernel.name)
+
+        def step(slots: Slots) -> None:
+            call(*pick(slots), *integers)
+
+        self.plan.steps.append(step)

@@ -1,0 +1,75 @@
+"""Judges whether a kernel can use a tensor's strides as they are, and chooses strides where it cannot.
+
+In: a `spec.Tensor`, the shape of its modes, strides in elements, the address. Out: `Verdict`: usable strides, or why not; `pitched`.
+Rule: the last mode has stride 1, every other a multiple of 16 bytes that is not 0, the address is a multiple of 16 bytes; of a packed
+tensor the pair is contiguous and the mode before it has stride 2. A mode of extent 1 may have any stride: it is never used, so it is
+replaced by a legal one. Pure arithmetic: needs no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import spec
+from .configs import BYTES
+
+ALIGNMENT = 16  # bytes: what TMA asks of addresses and pitches
+MAX_PITCH = 1 << 40  # bytes: TMA's limit
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`strides` to hand to the kernel, or `reason` why a copy is needed."""
+
+    strides: Shape = ()
+    reason: str = ""
+
+
+def packed_tensors(kernel: spec.Kernel) -> frozenset[str]:
+    """The tensors whose last mode travels as one element."""
+    if isinstance(kernel, spec.Finish):
+        return frozenset()
+    matrices = [s.matrix for s in kernel.sinks if isinstance(s, spec.Store)]
+    matrices += [p.matrix for p in kernel.ports if isinstance(p, spec.Tile)]
+    matrices += [m for product in kernel.products for m in (product.a, *product.b)]
+    return frozenset(m.tensor for m in matrices if m.pack > 1)
+
+
+def judge(record: spec.Tensor, packed: bool, shape: Shape, strides: Shape, address: int = 0) -> Verdict:
+    """May a kernel read or write this as it is? Strides are per mode, in elements."""
+    if 0 in shape:
+        return Verdict(pitched(record, packed, shape))
+    width = BYTES[record.dtype]
+    if address % ALIGNMENT:
+        return Verdict(reason=f"its address is not a multiple of {ALIGNMENT} bytes")
+    chosen = list(strides)
+    for i in reversed(range(len(shape))):
+        inner = len(shape) - 1 - i
+        exact = 1 if inner == 0 else shape[-1] if packed and inner == 1 else None
+        if shape[i] == 1:
+            chosen[i] = exact or pitched(record, packed, shape)[i]
+        elif exact is not None and strides[i] != exact:
+            return Verdict(reason=f"{_mode(record, i)} has stride {strides[i]}, not {exact}")
+        elif exact is None and (strides[i] == 0 or strides[i] * width % ALIGNMENT):
+            return Verdict(reason=f"{_mode(record, i)} has a stride of {strides[i] * width} bytes, not a multiple of {ALIGNMENT} above 0")
+        elif strides[i] * width >= MAX_PITCH:
+            return Verdict(reason=f"{_mode(record, i)} has a stride of {strides[i] * width} bytes, more than a tile load can step")
+    return Verdict(tuple(chosen))
+
+
+def pitched(record: spec.Tensor, packed: bool, shape: Shape) -> Shape:
+    """Strides of a fresh buffer that a kernel can use: contiguous but for padding of each pitch to 16 bytes."""
+    unit = max(ALIGNMENT // BYTES[record.dtype], 1)
+    strides: list[int] = []
+    for i in reversed(range(len(shape))):
+        inner = len(shape) - 1 - i
+        step = 1 if inner == 0 else strides[-1] * max(shape[i + 1], 1)
+        strides.append(step if inner == 0 or (packed and inner == 1) else -(-step // unit) * unit)
+    return tuple(reversed(strides))
+
+
+def _mode(record: spec.Tensor, i: int) -> str:
+    axes = record.modes[i]
+    return f"axis {axes[0]!r}" if len(axes) == 1 else f"the axes {', '.join(axes)}"

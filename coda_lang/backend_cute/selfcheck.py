@@ -1,0 +1,139 @@
+"""`python kernel.py`: does the emitted text compute what its program says?
+
+In: `Function`s and a command line (`--shape m=…,d=…`). Out: a line per output and an exit status, 0 only if every comparison holds.
+Compared with the program as written in float64: the planned computation in float64 (a wrong line or record shows at once), the
+planned computation with the kernels' rounding, and, where there is a Hopper GPU, the kernels. Errors are relative Frobenius norms;
+rounded results may be off by twice what the program as written is off in the same precision, plus 1e-6.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from . import spec
+from .binding import bind
+from .errors import CallError
+from .torch_fns import DTYPES
+
+EXACT = 1e-9  # for float64 against float64
+FACTOR, FLOOR = 2.0, 1e-6
+
+# Extents to try for the free axes, in turn: ragged, regular, tiny.
+SHAPES = ((133, 72, 95, 40, 21, 9), (256, 192, 320, 64, 128, 48), (1, 8, 3, 16, 5, 24))
+
+
+def main(functions: Sequence[Any], argv: Sequence[str] | None = None) -> int:
+    """Check every function at several shapes; the process's exit status."""
+    parser = argparse.ArgumentParser(description="Check the emitted functions against their programs in float64.")
+    parser.add_argument("--shape", metavar="m=…,d=…", type=_shape, help="extents of the free axes; those left out are chosen")
+    parser.add_argument("--seed", type=int, default=0, help="of the random inputs (default 0)")
+    options = parser.parse_args(argv)
+    device = "cuda" if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) else "cpu"
+    print(f"checking on the {'GPU, kernels included' if device == 'cuda' else 'CPU; the kernels need a Hopper GPU'}")
+    good = True
+    for fn in functions:
+        try:
+            shapes = list(_shapes(fn.program, options.shape))
+        except CallError as problem:
+            print(problem, file=sys.stderr)
+            return 2
+        for extents in shapes:
+            good &= check(fn, extents, options.seed, device)
+    print("all outputs agree" if good else "SOME OUTPUTS ARE WRONG")
+    return 0 if good else 1
+
+
+def check(fn: Any, extents: dict[str, int], seed: int, device: str) -> bool:
+    """Compare one function at one shape; prints a line per output."""
+    tensors = inputs(fn.program, extents, seed, device)
+    with torch.no_grad():
+        exact, written = _tuple(fn.reference(*tensors, exact=True)), _tuple(fn.reference(*tensors))
+        results = [("plan in float64", _tuple(fn.reference_planned(*tensors, exact=True)))]
+        results.append(("plan", _tuple(fn.reference_planned(*tensors))))
+        if device == "cuda":
+            results.append(("kernels", _tuple(fn(*tensors))))
+    shape = ", ".join(f"{a}={n}" for a, n in extents.items())
+    good = True
+    for i, output in enumerate(fn.program.outputs):
+        eager = error(written[i], exact[i])
+        for label, values in results:
+            bound = EXACT if values[i].dtype == torch.float64 else FACTOR * eager + FLOOR
+            found = error(values[i], exact[i])
+            fits = found <= bound and values[i].shape == exact[i].shape
+            where = f"{fn.program.name}({shape}) {output.name}"
+            print(f"{'ok  ' if fits else 'FAIL'} {where}: {label} is off by {found:.2e}, may be by {bound:.2e}")
+            good &= fits
+    return good
+
+
+def error(value: torch.Tensor, truth: torch.Tensor) -> float:
+    """The relative Frobenius error; infinite where NaN or infinity stand in different places."""
+    a, b = value.double(), truth.double()
+    if a.shape != b.shape:
+        return float("inf")
+    odd = ~torch.isfinite(b)
+    if bool((torch.isfinite(a) == odd).any()) or not torch.equal(a[odd].nan_to_num(3.0), b[odd].nan_to_num(3.0)):
+        return float("inf")
+    a, b = a[~odd], b[~odd]
+    return float((a - b).norm() / b.norm().clamp_min(1e-30)) if a.numel() else 0.0
+
+
+def inputs(program: spec.Program, extents: dict[str, int], seed: int, device: str) -> list[torch.Tensor]:
+    """Random inputs of declared shape, scaled so that products stay near 1; integers lie inside every axis."""
+    gen = torch.Generator().manual_seed(seed)
+    made = []
+    for a in program.inputs:
+        shape = [extents[x] for x in a.axes]
+        if a.dtype in ("i32", "i64"):
+            t = torch.randint(0, max(min(extents.values(), default=1), 1), shape, generator=gen)
+        elif a.dtype == "bool":
+            t = torch.randint(0, 2, shape, generator=gen)
+        else:
+            t = torch.randn(shape, generator=gen)
+            t = t * max(shape[-1], 1) ** -0.25 if len(shape) > 1 else t
+        made.append(t.to(DTYPES[a.dtype]).to(device))
+    return made
+
+
+def _shapes(program: spec.Program, given: dict[str, int] | None) -> Iterator[dict[str, int]]:
+    """Extents to check at: those given, or several that satisfy the shape contract. Raises CallError where none does."""
+    free = [name for name, size in program.extents if size is None]
+    fixed = {name: size for name, size in program.extents if size is not None}
+    given = given or {}
+    unknown = [a for a in given if a not in free]
+    if unknown:
+        raise SystemExit(f"{program.name} has no free axis {unknown[0]!r}; its free axes are {', '.join(free)}")
+    found: list[dict[str, int]] = []
+    problem: CallError | None = None
+    for sizes in SHAPES:
+        for unit in (1, 8, 64, 128):
+            sizes_now = itertools.cycle(-(-n // unit) * unit for n in sizes)
+            extents = {**fixed, **{a: given.get(a, n) for a, n in zip(free, sizes_now)}}
+            try:
+                bind(program, [tuple(extents[x] for x in a.axes) for a in program.inputs])
+            except CallError as e:
+                problem = e
+                continue
+            if extents not in found:
+                found.append(extents)
+            break
+    if not found and problem:
+        raise problem
+    yield from found
+
+
+def _shape(text: str) -> dict[str, int]:
+    try:
+        return {name.strip(): int(size) for name, size in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form m=128,d=64") from None
+
+
+def _tuple(result: Any) -> tuple[torch.Tensor, ...]:
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)

@@ -1,0 +1,91 @@
+"""Kernels' stand-ins where there is no GPU: they refuse what a kernel could not take and compute what it would, by the twin."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from coda_lang.backend_cute import arguments, configs, host, layout, torch_fns, twin
+from coda_lang.backend_cute import spec as s
+from coda_lang.backend_cute.binding import bind
+from coda_lang.backend_cute.selfcheck import error
+
+
+class StandIns:
+    """Executables that refuse what a kernel could not take, then compute what it would."""
+
+    arch = "sm_90a"
+
+    def __init__(self, functions, extents):
+        self.functions, self.extents, self.calls = functions, extents, []
+
+    def config(self, gemm, m, n, k, device):
+        return configs.default(gemm, m, n, k)
+
+    def executable(self, kernel, config):
+        packed = layout.packed_tensors(kernel)
+
+        def call(*args):
+            self.calls.append(kernel.name)
+            tensors, integers = args[: len(kernel.tensors)], args[len(kernel.tensors) :]
+            assert integers == tuple(self.extents[e] for e in kernel.extents)
+            given, extents = {}, dict(self.extents)
+            for record, t in zip(kernel.tensors, tensors, strict=True):
+                assert t.dtype == torch_fns.DTYPES[record.dtype] and t.data_ptr() % 16 == 0 and t.numel() > 0
+                if record.role == "work" or isinstance(kernel, s.Finish):
+                    assert t.is_contiguous()
+                elif record.modes:
+                    assert t.dim() == len(record.modes)
+                    verdict = layout.judge(record, record.name in packed, tuple(t.shape), t.stride())
+                    assert verdict.strides == t.stride(), (record.name, verdict)
+                    for mode, size in zip(record.modes, t.shape):  # an empty contraction arrives as zeros
+                        if twin.product(mode, self.extents) == 0:
+                            assert not t.any()
+                            extents.update(dict.fromkeys(mode, size))
+                else:
+                    assert t.shape == (1,)
+                given[record.name] = t
+            before = dict(given)
+            for sink in getattr(kernel, "sinks", ()):  # partial results are assigned, not written into
+                if isinstance(sink, (s.RowReduce, s.ColReduce)):
+                    assert given[sink.work].shape == configs.partial_shape(kernel, config, sink, *size_of(kernel, extents))
+            twin.launch(kernel, self.functions, given, extents, {}, torch_fns.Written(), config)
+            for name, t in before.items():
+                if given[name] is not t:
+                    t.copy_(given[name])
+
+        return call
+
+
+def size_of(gemm, extents):
+    records = {t.name: t for t in gemm.tensors}
+
+    def size(matrix, modes):
+        return math.prod(twin.mode_shape(records[matrix.tensor], extents)[i] for i in modes)
+
+    p = gemm.products[0]
+    return size(p.a, p.a.rows), size(p.b[0], p.b[0].rows)
+
+
+def poisoning(shape, strides, dtype, device):
+    """`host.allocate` whose buffers start as NaN, so that what nobody writes shows."""
+    t = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    whole = torch.as_strided(t, (t.untyped_storage().nbytes() // t.element_size(),), (1,))
+    whole.fill_(math.nan if dtype.is_floating_point else 77)
+    return t
+
+
+def run(case, *tensors):
+    """Plan and run a call with stand-ins; the outputs and the plan."""
+    device = arguments.check(case.program, tensors)
+    binding = bind(case.program, arguments.shapes(tensors))
+    plan = host.plan(case.program, binding, tensors, device, StandIns(case.functions, binding.extents))
+    return plan.run(tensors), plan
+
+
+def check(case, tensors, got, plain=None):
+    want = case.reference(torch_fns.Written(), *(plain or tensors))
+    for g, w, out in zip(got, want, case.program.outputs, strict=True):
+        assert g.dtype == torch_fns.DTYPES[out.dtype] and g.is_contiguous()
+        assert error(g.reshape(w.shape), w) < 5e-3, out.name

@@ -1,0 +1,87 @@
+"""Shapes and arguments of a call: what is accepted in which form, and what every refusal says."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from coda_lang.backend_cute.binding import bind  # noqa: E402
+from coda_lang.backend_cute.errors import CallError  # noqa: E402
+from coda_lang.backend_cute.function import Function  # noqa: E402
+from coda_lang.diagnostics.model import CodaError  # noqa: E402
+from tests import handwritten as hw  # noqa: E402
+from tests.standins import check, run  # noqa: E402
+
+
+def test_merged_arguments_and_split_leading_axes():
+    x, w, pos, freq = hw.inputs(hw.ROPE.program, {"m": 6, "d": 16, "head": 3})
+    plain = run(hw.ROPE, x, w, pos, freq)[0][0]
+    merged = run(hw.ROPE, x.view(2, 3, 16), w.reshape(3 * 2 * 64, 16), pos.view(2, 3), freq)[0][0]
+    assert merged.shape == (2, 3, 3, 2, 64) and torch.equal(merged.flatten(0, 1), plain)
+    half = run(hw.ROPE, x, w.reshape(3, 128, 16), pos, freq)[0][0]
+    assert torch.equal(half, plain)
+
+
+def test_a_split_leading_axis_that_is_no_view_is_copied():
+    x, w = hw.inputs(hw.LINEAR.program, {"m": 6, "d": 16, "n": 8})
+    three = x.view(2, 3, 16).transpose(0, 1).contiguous().transpose(0, 1)
+    got, plan = run(hw.LINEAR, three, w)
+    assert got[0].shape == (2, 3, 8) and "no view" in plan.copies[0]
+    check(hw.LINEAR, (x, w), [got[0]])
+
+
+WRONG = {
+    "an axis": (lambda x, w, p, q: (x, w[..., :15], p, q), "C0707", "axis 'd' (dim 3) has extent 15, expected 16 as in argument 'x'"),
+    "a fixed axis": (lambda x, w, p, q: (x, w, p, q[:63]), "C0707", "axis 'pair' (dim 0) has extent 63, expected 64 as in the declaration"),
+    "rank": (lambda x, w, p, q: (x[0], w, p, q), "C0706", "shape [16] cannot be read as [m, d]"),
+    "merged": (lambda x, w, p, q: (x, w.reshape(384, 16)[:383], p, q), "C0706", "[383, 16] cannot be read as [head, lane=2, pair=64, d]"),
+    "free with free": (lambda x, w, p, q: (x, w.flatten(), p, q), "C0706", "cannot be read as"),
+    "two splits": (lambda x, w, p, q: (x.view(2, 3, 16), w, p.view(3, 2), q), "C0707", "axis 'm' arrives as [3, 2]"),
+    "dtype": (lambda x, w, p, q: (x.half(), w, p, q), "C0703", "got dtype f16, expected bf16"),
+    "index dtype": (lambda x, w, p, q: (x, w, p.long(), q), "C0703", "got dtype i64, expected i32"),
+    "device": (lambda x, w, p, q: (x, w.to("meta"), p, q), "C0704", "several devices"),
+    "meta": (lambda x, w, p, q: tuple(t.to("meta") for t in (x, w, p, q)), "C0704", "on meta, expected a CUDA device or the CPU"),
+    "none": (lambda x, w, p, q: (x, w, p, None), "C0702", "got builtins.NoneType, expected a torch.Tensor"),
+    "list": (lambda x, w, p, q: (x, w, p, q.tolist()), "C0702", "got builtins.list"),
+    "sparse": (lambda x, w, p, q: (x.to_sparse(), w, p, q), "C0702", "layout"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_call_names_program_argument_axis_and_remedy(what):
+    change, code, words = WRONG[what]
+    fn = Function(hw.ROPE.program, hw.ROPE.functions, hw.ROPE.reference)
+    tensors = hw.inputs(hw.ROPE.program, {"m": 6, "d": 16, "head": 3})
+    with pytest.raises(CodaError) as caught:
+        fn(*change(*tensors))
+    text = str(caught.value)
+    assert text.startswith(f"{code}: rope: ") and words in text and "\n  help: " in text
+
+
+def test_all_problems_are_told_at_once():
+    fn = Function(hw.ROPE.program, hw.ROPE.functions, hw.ROPE.reference)
+    x, w, pos, freq = hw.inputs(hw.ROPE.program, {"m": 6, "d": 16, "head": 3})
+    with pytest.raises(CallError) as caught:
+        fn(x, w[..., :15], pos[:5], freq[:63])
+    assert [d.code for d in caught.value.diagnostics] == ["C0707"] * 3
+
+
+def test_requirements_are_checked_with_their_extents():
+    fn = Function(hw.REARRANGED.program, hw.REARRANGED.functions, hw.REARRANGED.reference)
+    x, w, scale = hw.inputs(hw.REARRANGED.program, {"m": 6, "d": 16, "head": 3})
+    with pytest.raises(CallError, match=r"C0709: rearranged: the shape condition `hd == head \* 8` does not hold: got head=3, hd=23"):
+        fn(x, w, scale[:23])
+
+
+def test_a_shape_with_several_readings_is_refused_unless_it_is_as_declared():
+    program = hw.program("p", ["x f32 a l b"], ["y f32 a"], [], l=2)
+    assert bind(program, [(4, 2, 6)]).extents == {"a": 4, "l": 2, "b": 6}
+    with pytest.raises(CallError, match="C0708"):
+        bind(program, [(4, 6)])
+
+
+def test_extents_past_32_bits_are_refused():
+    program = hw.program("p", ["x f32 a"], ["y f32 a"], [])
+    with pytest.raises(CallError, match="C0710"):
+        bind(program, [(2**31,)])
