@@ -104,6 +104,7 @@ class _Module:
                 taken(self.report, what, name, item.span, self.names[name], "rename one of the two programs")
             else:
                 self.names[name] = item.span
+            self.report.program = name
             built = build_program(item, name, Context(library, types, below, dict(self.params), self.given), self.report)
             if built is None:
                 return  # the other choices would have the same errors
@@ -122,16 +123,26 @@ class _Module:
         for name, value in self.given.items():
             if name not in known:
                 others = f"the params are {listed(sorted(known))}" if known else "the file declares no params"
-                self.report.error("C0210", f"there is no param `{name}` to set", None, notes=[others], help=did_you_mean(name, known) or others)
+                self.report.error(
+                    "C0210", f"there is no param `{name}` to set", None, notes=[others], help=did_you_mean(name, known) or others
+                )
             elif isinstance(value, bool) or not isinstance(value, (int, float)):
-                self.report.error("C0210", f"the param `{name}` is set to {value!r}, which is not a number", None, help=f"give a number: {name}=1e-5")
+                self.report.error(
+                    "C0210", f"the param `{name}` is set to {value!r}, which is not a number", None, help=f"give a number: {name}=1e-5"
+                )
             elif math.isfinite(value) and abs(value) > 3.4028234663852886e38:
-                self.report.error("C0316", f"the param `{name}` is set to {value}, which does not fit f32", None, help="give a number within f32, or inf")
+                self.report.error(
+                    "C0316", f"the param `{name}` is set to {value}, which does not fit f32", None, help="give a number within f32, or inf"
+                )
         aliases = {i.name: i for i in self.module.items if isinstance(i, ast.TypeAlias)}
         for name, choice in self.chosen.items():
             if name not in aliases:
                 others = f"the generic types are {listed(sorted(aliases))}" if aliases else "the file declares no generic types"
-                self.report.error("C0210", f"there is no type `{name}` to choose", None, notes=[others], help=did_you_mean(name, aliases) or others)
+                self.report.error(
+                    "C0210", f"there is no type `{name}` to choose", None, notes=[others], help=did_you_mean(name, aliases) or others
+                )
             elif choice not in aliases[name].choices:
                 labels = [Label(aliases[name].span, "its choices")]
-                self.report.error("C0210", f"`{name}` cannot be {choice}", None, secondary=labels, help=f"choose {listed(aliases[name].choices, 'or')}")
+                self.report.error(
+                    "C0210", f"`{name}` cannot be {choice}", None, secondary=labels, help=f"choose {listed(aliases[name].choices, 'or')}"
+                )

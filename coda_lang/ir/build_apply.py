@@ -1,13 +1,14 @@
 """Operators applied to values under the language's rules: what may broadcast, contract, split, pack and change axes.
 
-In: an operator's meaning, operands with their places in the text, resolved axes. Out: values, their equations emitted; or None with an error
-reported. Non-goals: syntax and names (`build_exprs`), the operators' own type rules (`ops`).
+In: an operator's meaning, operands with their places in the text, resolved axes. Out: values, their equations emitted; or None, an error
+being reported. Non-goals: syntax and names (`build_exprs`), the operators' own type rules (`ops`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import final
 
 from .. import ops
 from ..diagnostics.model import Label
@@ -17,6 +18,7 @@ from ..source import Span
 from .build_axes import AxisTable
 from .build_report import Report, axes_text, listed
 from .build_values import Emitter, Value, folded, literal, typed
+from .graph import Var
 from .types import DType
 
 MAX_EQNS = 20_000  # more than any program a person writes; defs that call each other twice grow exponentially
@@ -26,6 +28,7 @@ class TooLarge(Exception):
     """The program inlines to more equations than a compiler can be asked to look at."""
 
 
+@final
 @dataclass(frozen=True)
 class Operand:
     """A value and where it is written."""
@@ -41,6 +44,12 @@ class Operand:
     def dtype(self) -> DType:
         return self.value.dtype
 
+    @property
+    def text(self) -> str:
+        """Its type, axes in storage order where it is stored."""
+        axes = self.value.order or self.axes
+        return f"{self.dtype}{axes_text(axes)}" if axes else f"a scalar, {self.dtype}"
+
 
 class Apply:
     """Applications within one program."""
@@ -48,7 +57,9 @@ class Apply:
     def __init__(self, report: Report, axes: AxisTable, emitter: Emitter) -> None:
         self.report, self.axes, self.emitter = report, axes, emitter
 
-    def emit(self, op: Op, operands: Sequence[Operand], span: Span, attrs: Mapping[str, object] = {}, *, product: bool | None = None) -> Value | None:
+    def emit(
+        self, op: Op, operands: Sequence[Operand], span: Span, attrs: Mapping[str, object] = {}, *, product: bool | None = None
+    ) -> Value | None:
         """One equation, type problems reported."""
         if len(self.emitter.eqns) >= MAX_EQNS:
             raise TooLarge
@@ -57,9 +68,11 @@ class Apply:
         except TypeProblem as problem:
             i = problem.arg_index
             at = span if i is None else operands[i].span
-            others = [Label(o.span, f"{o.value.ty}") for j, o in enumerate(operands) if j != i and len(operands) > 1]
-            label = "" if i is None else f"{operands[i].value.ty}"
-            self.report.error("C0301", problem.message, at, label, secondary=others, help=problem.help or "change the type of one of the operands")
+            others = [Label(o.span, o.text) for j, o in enumerate(operands) if j != i and len(operands) > 1]
+            label = "" if i is None else operands[i].text
+            self.report.error(
+                "C0301", problem.message, at, label, secondary=others, help=problem.help or "change the type of one of the operands"
+            )
             return None
 
     def typed(self, operand: Operand, dtype: DType) -> Operand | None:
@@ -76,7 +89,7 @@ class Apply:
         try:
             return known and self.emitter.cast(known.value, dtype, self.report.here(span))
         except TypeProblem as problem:
-            self.report.error("C0301", problem.message, operand.span, str(operand.value.ty), help=problem.help)
+            self.report.error("C0301", problem.message, operand.span, operand.text, help=problem.help)
             return None
 
     # --- element-wise ----------------------------------------------------------------------------------------------------
@@ -108,7 +121,8 @@ class Apply:
             f"has {listed(extra)}, which the other lacks",
             secondary=[Label(widest.span, f"descends from a product, with the axes {axes_text(widest.axes)}")],
             notes=["what a product made does not gain axes by broadcasting: a mis-named axis would silently give an outer result"],
-            help=(meant if lacking else "") + f"for an outer result write `expand[{', '.join(extra)}](…)` around {self.report.quote(widest.span)}",
+            help=(meant if lacking else "")
+            + f"for an outer result write `expand[{', '.join(extra)}](…)` around {self.report.quote(widest.span)}",
         )
         return False
 
@@ -123,7 +137,8 @@ class Apply:
                 span,
                 "not among the value's axes",
                 secondary=[Label(operand.span, own)],
-                help=did_you_mean(missing[0], operand.axes) or (f"name one of {axes_text(operand.axes)}" if operand.axes else f"drop `{name}`: a scalar has no axes"),
+                help=did_you_mean(missing[0], operand.axes)
+                or (f"name one of {axes_text(operand.axes)}" if operand.axes else f"drop `{name}`: a scalar has no axes"),
             )
         return not missing
 
@@ -133,35 +148,36 @@ class Apply:
     def gather(self, operand: Operand, index: Operand, axis: str, at: Span, span: Span) -> Value | None:
         if not self.has(operand, (axis,), at, "gather"):
             return None
-        picked = replace(operand.value, atom=_without(operand.value, axis))
-        if axis not in index.axes and not self.lines_up([Operand(picked, operand.span), index], "gather"):
+        ty = replace(operand.value.ty, axes=tuple(a for a in operand.axes if a != axis))
+        picked = Operand(replace(operand.value, atom=Var("", ty)), operand.span)
+        if axis not in index.axes and not self.lines_up([picked, index], "gather"):
             return None
         return self.emit(ops.GATHER, [operand, index], span, {"axis": axis})
 
     # --- products --------------------------------------------------------------------------------------------------------
 
     def contract(self, x: Operand, y: Operand, over: tuple[str, ...] | None, at: Span, span: Span) -> Value | None:
-        """Rule 2. `over` None: all axes that both share, as `@` means; else the axes that `matmul` names, further shared ones being batch."""
+        """Rule 2. `over` None: all axes that both share, as `@` means; else those that `matmul` names, further shared ones being batch."""
         shared = tuple(a for a in x.axes if a in y.axes)
         if not shared:
             self._nothing_shared(x, y, span)
             return None
         if over is None:
-            over, batch = self._group(x, y, shared, span), ()
-        else:
-            if not (self.has(x, over, at, "matmul") and self.has(y, over, at, "matmul")):
-                return None
-            batch = tuple(a for a in shared if a not in over)
+            over = self._group(x, y, shared, span)
+        elif not (self.has(x, over, at, "matmul") and self.has(y, over, at, "matmul")):
+            return None
         if over is None or not self._each_keeps(x, y, shared, over):
             return None
         pair = self._rounded(x, y, span)
-        return pair and self.emit(ops.CONTRACT, pair, span, {"axes": over, "batch": batch}, product=True)
+        batch = tuple(a for a in shared if a not in over)
+        return self.emit(ops.CONTRACT, pair, span, {"axes": over, "batch": batch}, product=True) if pair else None
 
     def _nothing_shared(self, x: Operand, y: Operand, span: Span) -> None:
         help = "`@` contracts the axes both sides share: give the contracted axis one name on both sides"
         if x.axes and y.axes:
             last = (x.value.order or x.axes)[-1], (y.value.order or y.axes)[-1]
-            help = f"name the contracted axis alike in the signature, or write `rename[{last[1]} -> {last[0]}](…)` around {self.report.quote(y.span)}"
+            renamed = f"`rename[{last[1]} -> {last[0]}](…)` around {self.report.quote(y.span)}"
+            help = f"name the contracted axis alike in the signature, or write {renamed}"
         self.report.error(
             "C0304",
             "the two sides of this product share no axis",
@@ -191,7 +207,7 @@ class Apply:
             f"both sides share {listed(shared)}",
             secondary=[Label(o.span, f"stored as {axes_text(o.value.order or ())}") for o, _, _ in orders],
             notes=["a group is contracted by `@` where every stored operand holds it adjacently and in one order"],
-            help=f"write `matmul[{named}](…, …)` to contract all of them; to contract one and keep the other as a batch axis, `matmul[{shared[-1]}](…, …)`",
+            help=f"to contract all of them write `matmul[{named}](…, …)`; with a batch axis, for instance `matmul[{shared[-1]}](…, …)`",
         )
         return None
 
@@ -214,7 +230,11 @@ class Apply:
         for o in (x, y):
             if o.dtype.kind != "float":
                 self.report.error(
-                    "C0307", f"an operand of a product is {o.dtype}", o.span, "not a float", help=f"convert it: `bf16({self.report.quote(o.span, '…')})`"
+                    "C0307",
+                    f"an operand of a product is {o.dtype}",
+                    o.span,
+                    "not a float",
+                    help=f"convert it: `bf16({self.report.quote(o.span, '…')})`",
                 )
                 return None
         halves = [o.dtype for o in (x, y) if o.dtype.bits == 16]
@@ -229,7 +249,7 @@ class Apply:
             both,
             span,
             "a product multiplies bf16 by bf16, or f16 by f16",
-            secondary=[Label(o.span, str(o.value.ty)) for o in (x, y)],
+            secondary=[Label(o.span, o.text) for o in (x, y)],
             notes=["an f32 operand is rounded to the other's type, so one of them has to say which"] if not halves else [],
             help=f"round one of them: write `{to}({self.report.quote(at.span, '…')})`",
         )
@@ -263,7 +283,7 @@ class Apply:
                 f"{self.report.quote(operand.span)} already has the axis `{axis}`, which `{name}` would give it",
                 at,
                 secondary=[Label(operand.span, f"axes {axes_text(operand.axes)}")],
-                help="choose another name for the new axis",
+                help="leave it out" if name == "expand" else "choose another name for the new axis",
             )
             return False
         return True
@@ -282,8 +302,3 @@ class Apply:
                 return self.emit(ops.SIZE, [], span, {"axes": axes})
             product *= extent
         return literal(product)
-
-
-def _without(value: Value, axis: str):  # type: ignore[no-untyped-def]
-    """The atom as if it lacked an axis, to compare the other axes."""
-    return replace(value.atom, ty=replace(value.ty, axes=tuple(a for a in value.axes if a != axis)))

@@ -90,7 +90,9 @@ class AxisTable:
             names = self.named(spec, bound)
             for name in names or ():
                 if name in found:
-                    self._report.error("C0314", f"the axis `{name}` stands twice in these brackets", spec.span, "again here", help="name each axis once")
+                    self._report.error(
+                        "C0314", f"the axis `{name}` stands twice in these brackets", spec.span, "again here", help="name each axis once"
+                    )
                     good = False
                 else:
                     found.append(name)
@@ -111,7 +113,11 @@ class AxisTable:
             names = (spec.name,)
         if spec.extent is not None:
             if len(names) != 1:
-                self._report.error("C0310", f"`{spec.name}` stands for the axes {axes_text(names)} here, so `{spec.name}={spec.extent}` says nothing", spec.span)
+                self._report.error(
+                    "C0310",
+                    f"`{spec.name}` stands for the axes {axes_text(names)} here, so `{spec.name}={spec.extent}` says nothing",
+                    spec.span,
+                )
                 return None
             if not self.declare(names[0], spec.extent, spec.span):
                 return None

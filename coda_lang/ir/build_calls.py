@@ -19,24 +19,40 @@ from .build_values import Result
 
 
 def matched(
-    report: Report, e: ast.Call, formals: Sequence[str], optional: Sequence[str], given: Sequence[Result | Operand], named: Mapping[str, object]
+    report: Report,
+    e: ast.Call,
+    formals: Sequence[str],
+    optional: Sequence[str],
+    given: Sequence[Result | Operand],
+    named: Mapping[str, object],
 ) -> dict[str, object] | None:
     """The call's arguments by formal name; None, with an error reported, where they do not fit."""
     name = e.fn.name
     shown = f"{name}{'[…]' if e.bracket else ''}({', '.join(formals)})"
     if len(given) > len(formals):
         wanted = f"{len(formals)} argument{'s' * (len(formals) != 1)}" if formals else "no arguments"
-        report.error("C0208", f"`{name}` takes {wanted}, not {len(given)}", e.args[len(formals)].span, "one too many", help=f"write `{shown}`")
+        report.error(
+            "C0208", f"`{name}` takes {wanted}, not {len(given)}", e.args[len(formals)].span, "one too many", help=f"write `{shown}`"
+        )
         return None
     found: dict[str, object] = dict(zip(formals, given))
     spans = {f: a.span for f, a in zip(formals, e.args)}
     for keyword, _ in e.kwargs:
         if keyword.name not in formals:
-            report.error("C0208", f"`{name}` has no argument `{keyword.name}`", keyword.span, "not one of its arguments", help=f"write `{shown}`")
+            report.error(
+                "C0208", f"`{name}` has no argument `{keyword.name}`", keyword.span, "not one of its arguments", help=f"write `{shown}`"
+            )
             return None
         if keyword.name in spans:
             first = [Label(spans[keyword.name], "first given here")]
-            report.error("C0208", f"`{name}` is given `{keyword.name}` twice", keyword.span, "again here", secondary=first, help="give each argument once")
+            report.error(
+                "C0208",
+                f"`{name}` is given `{keyword.name}` twice",
+                keyword.span,
+                "again here",
+                secondary=first,
+                help="give each argument once",
+            )
             return None
         spans[keyword.name] = keyword.span
         found[keyword.name] = named[keyword.name]

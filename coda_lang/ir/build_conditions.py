@@ -48,7 +48,13 @@ class Conditions:
             holds = False
         if not holds:
             known = ", ".join(self.axes.text(n) for n in extents)
-            self.report.error("C0317", "this condition never holds", e.span, f"with {known}" if known else "", help="change a fixed extent, or the condition")
+            self.report.error(
+                "C0317",
+                "this condition never holds",
+                e.span,
+                f"with {known}" if known else "",
+                help="change a fixed extent, or the condition",
+            )
 
     def nominal(self, statement: ast.Nominal) -> None:
         """Enters an extent that costs are reckoned with."""
@@ -56,8 +62,13 @@ class Conditions:
         if axis not in self.axes:
             unknown_axis(self.report, ast.AxisSpec(axis, span=span), self.axes.names())
         elif (extent := self.axes.extent(axis)) is not None:
-            self.report.error("C0318", f"`{axis}` is fixed to {extent}, so it needs no nominal extent", span, secondary=[Label(self.axes.span(axis), "fixed here")],
-                              help="remove the `nominal`")  # fmt: skip
+            self.report.error(
+                "C0318",
+                f"`{axis}` is fixed to {extent}, so it needs no nominal extent",
+                span,
+                secondary=[Label(self.axes.span(axis), "fixed here")],
+                help="remove the `nominal`",
+            )
         elif axis in self.nominals:
             self.report.error("C0318", f"`{axis}` has a nominal extent already, {self.nominals[axis]}", span, help="keep one of the two")
         elif statement.value < 1:
@@ -88,5 +99,11 @@ class Conditions:
             return f"-{self._extent(e.x)}"
         if isinstance(e, ast.Binary) and e.op in _ARITHMETIC:
             return f"({self._extent(e.left)} {e.op} {self._extent(e.right)})"
-        what = "the operator `" + e.op + "`" if isinstance(e, (ast.Binary, ast.Unary)) else "a call" if isinstance(e, ast.Call) else "a number that is not whole"
+        what = (
+            "the operator `" + e.op + "`"
+            if isinstance(e, (ast.Binary, ast.Unary))
+            else "a call"
+            if isinstance(e, ast.Call)
+            else "a number that is not whole"
+        )
         raise _Not(e, f"{what} has no place in a condition on extents", "use extents, whole numbers, `+ - * / %` and comparisons")

@@ -22,7 +22,13 @@ def library_of(module: ast.Module, report: Report) -> Library:
     defs: dict[str, ast.Def] = {}
     for d in (i for i in module.items if isinstance(i, ast.Def)):
         if d.name in ops.names():
-            report.error("C0205", f"`{d.name}` is a primitive and cannot be redefined", d.span, "this def takes its name", help="give the def another name")
+            report.error(
+                "C0205",
+                f"`{d.name}` is a primitive and cannot be redefined",
+                d.span,
+                "this def takes its name",
+                help="give the def another name",
+            )
         elif d.name in defs:
             taken(report, "a def", d.name, d.span, defs[d.name].span, "rename or remove one of them")
         else:
@@ -49,7 +55,14 @@ class _Check:
     def run(self) -> None:
         for i, axis in enumerate(self.d.axes):
             if axis.name in self.axes[:i]:
-                taken(self.report, "bound by these brackets", axis.name, axis.span, self.d.axes[self.axes.index(axis.name)].span, "name each axis once")
+                taken(
+                    self.report,
+                    "bound by these brackets",
+                    axis.name,
+                    axis.span,
+                    self.d.axes[self.axes.index(axis.name)].span,
+                    "name each axis once",
+                )
         self.arguments()
         for statement in self.d.body:
             self.expressions(statement.values)
@@ -60,19 +73,9 @@ class _Check:
         self.expressions(self.d.results)
 
     def arguments(self) -> None:
-        optional: ast.Argument | None = None
         for argument in self.d.args:
             if argument.default is not None:
                 self.expressions((argument.default,))
-                optional = argument
-            elif optional is not None:
-                self.report.error(
-                    "C0208",
-                    f"`{argument.name}` has no default but follows `{optional.name}`, which has one",
-                    argument.span,
-                    secondary=[Label(optional.span, "has a default")],
-                    help="put the arguments with defaults last",
-                )
             self.bind(argument.name, argument.span)
 
     def bind(self, name: str, span: Span) -> None:
@@ -92,9 +95,7 @@ class _Check:
             for name in reads(value):
                 if name.name not in self.known:
                     later = {n: s for n, s in self.later.items() if n not in self.known}
-                    unknown_value(
-                        self.report, name, self.known, later=later, axes=self.axes, functions=self.functions, hidden=self.params
-                    )
+                    unknown_value(self.report, name, self.known, later=later, axes=self.axes, functions=self.functions, hidden=self.params)
 
 
 def _recursion(defs: Mapping[str, ast.Def], report: Report) -> None:

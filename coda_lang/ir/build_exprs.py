@@ -1,4 +1,4 @@
-"""Expressions: names, numbers, operators, calls. In: syntax and a scope. Out: values, their equations emitted; None where an error was reported.
+"""Expressions: names, numbers, operators, calls. In: syntax and a scope. Out: values, their equations emitted; None after an error.
 
 A call is a cast, a def (inlined in a scope of its own) or a primitive of the operator table.
 Non-goals: what the operators accept (`build_apply`, `build_lanes`), statements of a program (`build_program`).
@@ -161,9 +161,13 @@ class Evaluator:
         """`bf16(x)`: converts whatever it is given, except to bool."""
         dtype = scope.types[e.fn.name]
         if e.bracket is not None or not e.called:
-            self.report.error("C0212", f"the cast `{e.fn.name}` takes no brackets", e.span, help=f"write `{e.fn.name}(…)`: a cast keeps the axes")
+            self.report.error(
+                "C0212", f"the cast `{e.fn.name}` takes no brackets", e.span, help=f"write `{e.fn.name}(…)`: a cast keeps the axes"
+            )
             return None
-        found = matched(self.report, e, ["x"], (), [self.operand(a, scope) for a in e.args], {k.name: self.operand(v, scope) for k, v in e.kwargs})
+        found = matched(
+            self.report, e, ["x"], (), [self.operand(a, scope) for a in e.args], {k.name: self.operand(v, scope) for k, v in e.kwargs}
+        )
         x = found and found["x"]
         if not isinstance(x, Operand):
             return None
@@ -237,13 +241,19 @@ class Evaluator:
         """What the def's bracket names stand for in this call."""
         if e.bracket is not None and (e.bracket.to is not None or not d.axes):
             why = "has no brackets" if not d.axes else "takes axes without an arrow"
-            self.report.error("C0212", f"the def `{d.name}` {why}", e.bracket.span, secondary=[Label(d.span, "defined here")], help=f"write `{_shape(d)}`")
+            self.report.error(
+                "C0212", f"the def `{d.name}` {why}", e.bracket.span, secondary=[Label(d.span, "defined here")], help=f"write `{_shape(d)}`"
+            )
             return None
         if not d.axes:
             return {}
         if e.bracket is None:
             self.report.error(
-                "C0212", f"`{d.name}` needs axes in brackets", e.span, secondary=[Label(d.span, "defined here")], help=f"write `{_shape(d)}`"
+                "C0212",
+                f"`{d.name}` needs axes in brackets",
+                e.span,
+                secondary=[Label(d.span, "defined here")],
+                help=f"write `{_shape(d)}`",
             )
             return None
         axes = self.axes.resolve(e.bracket.axes, scope.bound)
@@ -251,14 +261,25 @@ class Evaluator:
             return None
         if len(d.axes) > 1 and len(axes) != len(d.axes):
             names = listed(a.name for a in d.axes)
-            self.report.error("C0212", f"`{d.name}` binds {names} in its brackets, but {len(axes)} axes are given", e.bracket.span,
-                              secondary=[Label(d.span, "defined here")], help=f"write `{_shape(d)}`")  # fmt: skip
+            self.report.error(
+                "C0212",
+                f"`{d.name}` binds {names} in its brackets, but {len(axes)} axes are given",
+                e.bracket.span,
+                secondary=[Label(d.span, "defined here")],
+                help=f"write `{_shape(d)}`",
+            )
             return None
-        bound = {d.axes[0].name: axes} if len(d.axes) == 1 else {a.name: (x,) for a, x in zip(d.axes, axes)}
+        groups = [axes] if len(d.axes) == 1 else [(a,) for a in axes]
+        bound: dict[str, tuple[str, ...]] = {spec.name: group for spec, group in zip(d.axes, groups)}
         for spec in d.axes:
             if spec.extent is not None and any(self.axes.extent(a) != spec.extent for a in bound[spec.name]):
-                self.report.error("C0310", f"`{d.name}` wants `{spec.name}={spec.extent}`, but here it is {listed(map(self.axes.text, bound[spec.name]))}",
-                                  e.bracket.span, secondary=[Label(spec.span, "wanted here")], help=f"give an axis with {spec.extent} positions")  # fmt: skip
+                self.report.error(
+                    "C0310",
+                    f"`{d.name}` wants `{spec.name}={spec.extent}`, but here it is {listed(map(self.axes.text, bound[spec.name]))}",
+                    e.bracket.span,
+                    secondary=[Label(spec.span, "wanted here")],
+                    help=f"give an axis with {spec.extent} positions",
+                )
                 return None
         return bound
 
@@ -282,11 +303,7 @@ class Evaluator:
             for target, value in zip(targets, values):
                 self._name(target, self.operand(value, scope), scope, bind)
             return
-        if len(values) > 1:
-            self._count(statement, len(values))
-            for value in values:
-                self.one(value, scope)
-        elif len(targets) == 1:
+        if len(targets) == 1:
             found = [self.operand(values[0], scope)]
         else:
             result = self.results(values[0], scope)
@@ -315,7 +332,7 @@ class Evaluator:
             "C0313",
             f"{have} values for {names} name{'s' * (names != 1)}",
             statement.span,
-            secondary=[Label(v.span, "a value") for v in statement.values] if len(statement.values) > 1 else [Label(statement.values[0].span, f"{have} values")],
+            secondary=[Label(statement.values[0].span, f"{have} values")],
             help="give as many names as there are values",
         )
 
@@ -324,4 +341,3 @@ def _shape(d: ast.Def) -> str:
     """`rmsnorm[d](x, g, eps)`, as a def is called."""
     axes = f"[{', '.join(a.name for a in d.axes)}]" if d.axes else ""
     return f"{d.name}{axes}({', '.join(a.name for a in d.args)})"
-

@@ -28,8 +28,18 @@ class Lanes:
         if not self.apply.has(operand, (axis,), at, "split"):
             return None
         extent = self.axes.extent(axis)
-        if extent is None or extent > MAX_LANES:
-            self._not_lanes(axis, at, "split")
+        if extent is None:
+            self._free(axis, at)
+            return None
+        if extent > MAX_LANES:
+            self.report.error(
+                "C0311",
+                f"`{axis}` has {extent} positions, too many to take one by one",
+                at,
+                f"at most {MAX_LANES}",
+                secondary=[Label(self.axes.span(axis), "it appears here")],
+                help=f"take runs of it instead: `split[{axis} -> first=…, rest=…](…)`",
+            )
             return None
         return tuple(self.apply.emit(ops.LANE, [operand], span, {"axis": axis, "index": i}) for i in range(extent))
 
@@ -40,7 +50,6 @@ class Lanes:
             return self.split(operand, fixed[0], span, span)
         own = axes_text(map(self.axes.text, operand.axes))
         why = f"the axes {listed(fixed)} are each fixed to {count}" if fixed else f"none of its axes {own} is fixed to {count}"
-        near = next((a for a in operand.axes if self.axes.extent(a) is None), None)
         self.report.error(
             "C0311",
             f"one value for {count} names: " + why,
@@ -49,7 +58,7 @@ class Lanes:
             notes=["`a, b = e` takes apart the one axis that has as many positions as there are names"],
             help=f"say which: `split[{fixed[0]}](…)`"
             if fixed
-            else f"fix an axis to {count}, as in `{near or 'lane'}={count}`, or give {count} values: `a, b = …, …`",
+            else f"fix an axis to {count} in the signature, as in `lane={count}`, or give {count} values: `a, b = …, …`",
         )
         return None
 
@@ -57,7 +66,7 @@ class Lanes:
         """The inverse of split; `axis` is known."""
         extent = self.axes.extent(axis)
         if extent is None:
-            self._not_lanes(axis, at, "pack")
+            self._free(axis, at, len(operands))
             return None
         if extent != len(operands):
             self.report.error(
@@ -118,7 +127,8 @@ class Lanes:
         """Are all extents fixed, and the parts together as long as the whole?"""
         for a in (axis, *parts):
             if self.axes.extent(a) is None:
-                self._not_lanes(a, at, "split")
+                known = [n for n in map(self.axes.extent, parts) if n]
+                self._free(a, at, sum(known) if a == axis and len(known) == len(parts) else None)
                 return False
         total, whole = sum(self.axes.extent(a) or 0 for a in parts), self.axes.extent(axis)
         if total != whole:
@@ -132,14 +142,12 @@ class Lanes:
             )
         return total == whole
 
-    def _not_lanes(self, axis: str, at: Span, name: str) -> None:
-        extent = self.axes.extent(axis)
-        why = "is free" if extent is None else f"has {extent} positions"
+    def _free(self, axis: str, at: Span, extent: int | None = None) -> None:
         self.report.error(
             "C0311",
-            f"`{name}` takes an axis with a fixed extent of up to {MAX_LANES}, but `{axis}` {why}" if name != "split" or extent else f"`{axis}` is free, so it has no positions known now",
+            f"`{axis}` is free at run time, so its positions are not known now",
             at,
-            f"`{axis}` {why}",
+            f"`{axis}` has no fixed extent",
             secondary=[Label(self.axes.span(axis), "it appears here")],
-            help=f"fix its extent where it appears: `{axis}=2`" if extent is None else f"take runs of it instead: `split[{axis} -> first=…, rest=…](…)`",
+            help=f"fix its extent where it appears: `{axis}={extent or '…'}`",
         )

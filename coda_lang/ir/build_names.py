@@ -1,4 +1,4 @@
-"""Errors about names (C02xx), worded once for programs and defs. In: what was written and what is known. Out: reports. Non-goal: look-up itself."""
+"""Errors about names (C02xx), worded once for programs and defs. In: what was written, what is known. Out: reports. Non-goal: look-up."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ from .build_report import Report, listed
 from .types import DTYPES
 
 _FOREIGN = {
-    "float": "f32", "float32": "f32", "fp32": "f32", "half": "f16", "float16": "f16", "fp16": "f16", "bfloat16": "bf16", "int": "i32", "int32": "i32",
-    "int64": "i64", "long": "i64", "boolean": "bool",
-}  # fmt: skip
+    "float": "f32",
+    "float32": "f32",
+    "fp32": "f32",
+    "half": "f16",
+    "float16": "f16",
+    "fp16": "f16",
+    "bfloat16": "bf16",
+    "int": "i32",
+    "int32": "i32",
+    "int64": "i64",
+    "long": "i64",
+    "boolean": "bool",
+}
 
 
 def taken(report: Report, what: str, name: str, span: Span, first: Span, help: str) -> None:
@@ -24,7 +34,9 @@ def taken(report: Report, what: str, name: str, span: Span, first: Span, help: s
 
 def unknown_function(report: Report, fn: ast.Name, functions: Iterable[str], values: Iterable[str]) -> None:
     if fn.name in set(values):
-        report.error("C0207", f"`{fn.name}` is a value, not a function", fn.span, "called here", help=f"to multiply, write `{fn.name} * (…)`")
+        report.error(
+            "C0207", f"`{fn.name}` is a value, not a function", fn.span, "called here", help=f"to multiply, write `{fn.name} * (…)`"
+        )
         return
     report.error(
         "C0202",
@@ -32,6 +44,7 @@ def unknown_function(report: Report, fn: ast.Name, functions: Iterable[str], val
         fn.span,
         "not a primitive, not in the prelude, not defined in this file",
         help=did_you_mean(fn.name, functions) or "`codac ops` lists the primitives; `def` makes a function",
+        once=True,
     )
 
 
@@ -79,6 +92,7 @@ def unknown_value(
             "not an input, not a param, not assigned above",
             notes=[] if near else [f"the values here are {listed(sorted(known))}"] if known else [],
             help=near or f"add `{n}` to the inputs, or assign it first",
+            once=True,
         )
 
 
@@ -90,6 +104,7 @@ def unknown_axis(report: Report, spec: ast.AxisSpec, axes: Iterable[str]) -> Non
         "not in the signature, nor made above",
         notes=[f"its axes are {listed(axes)}"] if axes else [],
         help=did_you_mean(spec.name, axes) or "name an axis of the signature",
+        once=True,
     )
 
 
@@ -116,5 +131,7 @@ def unknown_type(report: Report, name: str, span: Span, aliases: Iterable[str], 
         span,
         "not a type",
         notes=[f"the types are {listed([*DTYPES, *sorted(aliases)])}"],
-        help=f"write `{near}`" if near else did_you_mean(name, [*DTYPES, *aliases]) or "use one of these, or declare it: `type T = bf16 | f16`",
+        help=f"write `{near}`"
+        if near
+        else did_you_mean(name, [*DTYPES, *aliases]) or "use one of these, or declare it: `type T = bf16 | f16`",
     )

@@ -1,4 +1,4 @@
-"""One program: its signature, its statements, its conditions. In: a program's syntax, the module's defs, params and types. Out: `graph.Program`.
+"""One program: signature, statements, conditions. In: a program's syntax, the module's defs, params and types. Out: `graph.Program`.
 
 A program with errors is built to its end, with poisoned values, so that all of them are reported; then there is no result.
 Non-goals: expressions (`build_exprs`), the module (`build`).
@@ -20,7 +20,7 @@ from .build_exprs import Evaluator
 from .build_names import taken
 from .build_report import Report, axes_text, listed
 from .build_scope import Library, Scope
-from .build_values import Emitter, Value, final, literal, renamed
+from .build_values import Emitter, Value, literal, renamed, settled
 from .graph import Lit, Output, Program, Tensor, Var
 from .types import DType, Ty
 
@@ -92,7 +92,12 @@ class _Program:
         for t in inputs:  # types need the program's axis order, which is complete only now
             self.scope.values[t.name] = Value(Var(t.name, Ty(t.dtype, self.axes.ordered(t.axes))), order=t.axes, origin=t.span)
         if not self.program.outputs:
-            self.report.error("C0211", f"the program `{self.program.name}` has no outputs", self.program.span, help="name its results: `-> (y: bf16[m, n])`")
+            self.report.error(
+                "C0211",
+                f"the program `{self.program.name}` has no outputs",
+                self.program.span,
+                help="name its results: `-> (y: bf16[m, n])`",
+            )
         return tuple(inputs)
 
     def tensor(self, name: str, type_: ast.TypeExpr, const: bool, span: Span) -> Tensor | None:
@@ -114,18 +119,23 @@ class _Program:
             good = self.axes.declare(axis.name, axis.extent, axis.span) and good
         return Tensor(name, dtype, tuple(a.name for a in type_.axes), const, span) if good and dtype else None
 
+    def signed(self) -> list[tuple[str, Span]]:
+        """The names in the signature and where they stand."""
+        return [(i.name, i.span) for i in self.program.inputs] + [(o.name, o.span) for o in self.program.outputs]
+
     def _again(self, name: str, span: Span) -> None:
-        first = next(t.span for t in (*self.program.inputs, *self.program.outputs) if t.name == name)
+        first = next(span for n, span in self.signed() if n == name)
         taken(self.report, "in the signature", name, span, first, "give it another name; a result that replaces an input is a new tensor")
 
     def params(self) -> None:
         """Shared params and the program's own: literals, under their names."""
         own = [s for s in self.program.body if isinstance(s, ast.Param)]
         for p in (*self.context.params.values(), *own):
-            first = self.scope.spans.get(p.name) or next((o.span for o in self.program.outputs if o.name == p.name), None)
+            first = self.scope.spans.get(p.name) or dict(self.signed()).get(p.name)
             if first:
-                at, other = (p.span, first) if p in own else (first, p.span)
-                taken(self.report, "a param" if p not in own else "taken", p.name, at, other, "give one of the two another name")
+                own_param = any(p is o for o in own)
+                at, other = (p.span, first) if own_param else (first, p.span)
+                taken(self.report, "a value" if own_param else "a param", p.name, at, other, "give one of the two another name")
                 continue
             self.scope.values[p.name] = replace(literal(float(self.context.given.get(p.name, p.value))), origin=p.span)
             self.scope.spans[p.name] = p.span
@@ -162,17 +172,19 @@ class _Program:
         """The value of an output: exactly its axes, in its dtype."""
         have, want = set(operand.axes), set(output.axes)
         if have != want:
+            value_has = f"has {axes_text(operand.axes)}" if operand.axes else "is a scalar"
             more, less = [a for a in operand.axes if a not in want], [a for a in output.axes if a not in have]
             if more and less:
                 help = f"if {listed(more[:1])} is meant to be {listed(less[:1])}, name them alike"
             elif more:
-                help = f"reduce it, as in `sum[{', '.join(more)}](…)`, or declare `{output.name}: {output.dtype}{axes_text((*output.axes, *more))}`"
+                wider = f"{output.name}: {output.dtype}{axes_text((*output.axes, *more))}"
+                help = f"reduce it, as in `sum[{', '.join(more)}](…)`, or declare `{wider}`"
             else:
                 help = f"write `expand[{', '.join(less)}](…)`, or leave {listed(less)} out of the declaration"
             parts = [f"has also {listed(more)}"] * bool(more) + [f"lacks {listed(less)}"] * bool(less)
             self.report.error(
                 "C0309",
-                f"`{output.name}` is declared with the axes {axes_text(output.axes)}, its value has {axes_text(operand.axes)}",
+                f"`{output.name}` is declared with the axes {axes_text(output.axes)}, its value {value_has}",
                 operand.span,
                 " and ".join(parts),
                 secondary=[Label(output.span, "declared here")] if output.span else [],
@@ -205,8 +217,13 @@ class _Program:
                 if name.name in said:
                     first, what = said[name.name]
                     verbs = ("recompute" if what else "save", "recompute" if s.recompute else "save")
-                    self.report.error("C0319", f"`{name.name}` is named by `{verbs[0]}` and again by `{verbs[1]}`", name.span, secondary=[Label(first.span, "first here")],
-                                      help="keep one of the two")  # fmt: skip
+                    self.report.error(
+                        "C0319",
+                        f"`{name.name}` is named by `{verbs[0]}` and again by `{verbs[1]}`",
+                        name.span,
+                        secondary=[Label(first.span, "first here")],
+                        help="keep one of the two",
+                    )
                     continue
                 said[name.name] = (name, s.recompute)
                 value = self.evaluator.name(name, self.scope)
@@ -214,8 +231,12 @@ class _Program:
                     continue
                 if name.name in inputs or isinstance(value.atom, Lit):
                     what_it_is = "an input" if name.name in inputs else "a constant"
-                    self.report.error("C0319", f"`{name.name}` is {what_it_is}: there is nothing to save or recompute", name.span,
-                                      help="name a value that the program computes")  # fmt: skip
+                    self.report.error(
+                        "C0319",
+                        f"`{name.name}` is {what_it_is}: there is nothing to save or recompute",
+                        name.span,
+                        help="name a value that the program computes",
+                    )
                     continue
                 (recomputed if s.recompute else saved).append(value.atom)
         return saved, recomputed
@@ -229,7 +250,7 @@ class _Program:
         for o in self.outputs.values():
             value = o and self.scope.values.get(o.name)
             if o and isinstance(value, Value) and isinstance(value.atom, Var):
-                outputs.append(Output(o, final(value.atom, names)))
+                outputs.append(Output(o, settled(value.atom, names)))
         eqns = renamed(self.emitter.eqns, names)
         assert all(e.out.ty.axes == order(e.out.ty.axes) for e in eqns)
         return Program(
@@ -240,8 +261,8 @@ class _Program:
             eqns=eqns,
             requires=tuple(conditions.requires),
             nominal=tuple(conditions.nominals.items()),
-            save=tuple(final(v, names).name for v in saved),
-            recompute=tuple(final(v, names).name for v in recomputed),
+            save=tuple(settled(v, names).name for v in saved),
+            recompute=tuple(settled(v, names).name for v in recomputed),
             forward_only=self.program.forward,
             doc=self.program.doc,
             span=self.program.span,

@@ -31,7 +31,8 @@ class Report:
         self.library = library
         self.diagnostics: list[Diagnostic] = []
         self.frames: list[Frame] = []
-        self._seen: set[tuple[str, Span | None]] = set()
+        self.program = ""  # the one being built
+        self._seen: set[tuple[object, ...]] = set()
 
     @contextmanager
     def inlining(self, name: str, span: Span) -> Iterator[None]:
@@ -56,7 +57,7 @@ class Report:
         if source is None or span.line != span.end_line or span.end_col - span.col > 24:
             return default
         text = source.line(span.line)[span.col - 1 : span.end_col - 1]
-        return f"`{text}`" if default == "this value" else text
+        return f"`{text}`" if default == "this value" else _bare(text)
 
     def error(
         self,
@@ -68,21 +69,21 @@ class Report:
         secondary: Iterable[Label] = (),
         notes: Iterable[str] = (),
         help: str = "",
+        once: bool = False,
     ) -> None:
-        """Report an error, unless one with this code was reported at this place already. Returns None, the poisoned value."""
+        """Report an error, unless one with this code was reported at this place already; `once`: or this very message in this program."""
         labels = [s for s in secondary if s.span != span]
         place = self.here(span) if span else None
         if span and place != span:
             labels.append(Label(span, label or "here"))
             label = f"in this call of `{next(f.name for f in reversed(self.frames) if f.span == place)}`"
         labels += [
-            Label(f.span, f"in this call of `{f.name}`")
-            for f in reversed(self.frames)
-            if f.span != place and f.span.file != self.library
+            Label(f.span, f"in this call of `{f.name}`") for f in reversed(self.frames) if f.span != place and f.span.file != self.library
         ]
-        if (code, place) in self._seen:
+        keys = {(code, place)} | ({(code, message, self.program)} if once else set())
+        if not keys.isdisjoint(self._seen):
             return
-        self._seen.add((code, place))
+        self._seen |= keys
         self.diagnostics.append(Diagnostic(code, message, place, label, tuple(labels), tuple(notes), help))
 
     def finish(self) -> None:
@@ -91,6 +92,18 @@ class Report:
             order = {s.file: i for i, s in enumerate(self.sources)}
             first = lambda d: (order.get(d.span.file, 99), d.span.line, d.span.col) if d.span else (-1, 0, 0)  # noqa: E731
             raise CodaError(sorted(self.diagnostics, key=first), self.sources)
+
+
+def _bare(text: str) -> str:
+    """`(a + b)` without its parentheses, since it goes between others."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0 and i < len(text) - 1:
+            return text
+    return text[1:-1]
 
 
 def listed(names: Iterable[str], joint: str = "and") -> str:
@@ -102,4 +115,3 @@ def listed(names: Iterable[str], joint: str = "and") -> str:
 def axes_text(axes: Iterable[str]) -> str:
     """`[m, n]`, as a type writes them."""
     return "[" + ", ".join(axes) + "]"
-

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, final
 
 from .. import ops
 from ..ops import builder
@@ -22,12 +22,11 @@ from .build_axes import AxisTable
 from .graph import Atom, Eqn, Lit, Var
 from .types import BOOL, F32, I32, DType, Ty
 
-A = TypeVar("A", Var, Lit, Atom)
-
 F32_MAX = 3.4028234663852886e38
 I64_END = 2**63
 
 
+@final
 @dataclass(frozen=True)
 class Value:
     """A value of the program.
@@ -121,34 +120,36 @@ class Emitter:
     def finish(self, taken: Iterable[str]) -> dict[str, str]:
         """The final name of every variable made here. `taken` are the names of the program's own values."""
         used = set(taken)
-        final: dict[str, str] = {}
+        settled: dict[str, str] = {}
         fresh = 0
         for eqn in self.eqns:
             key = eqn.out.name
             if key in self._names:
-                final[key] = self._names[key]
+                settled[key] = self._names[key]
             elif key in self._hints:
                 hint, n = self._hints[key], 1
                 while (name := hint if n == 1 else f"{hint}_{n}") in used:
                     n += 1
-                final[key] = name
+                settled[key] = name
             else:
                 fresh += 1
                 while f"t{fresh}" in used:
                     fresh += 1
-                final[key] = f"t{fresh}"
-            used.add(final[key])
-        return final
+                settled[key] = f"t{fresh}"
+            used.add(settled[key])
+        return settled
 
 
 def renamed(eqns: Iterable[Eqn], names: Mapping[str, str]) -> tuple[Eqn, ...]:
     """The equations with variables under their final names."""
-    return tuple(replace(e, out=final(e.out, names), args=tuple(final(a, names) for a in e.args)) for e in eqns)
+    return tuple(
+        replace(e, out=settled(e.out, names), args=tuple(settled(a, names) if isinstance(a, Var) else a for a in e.args)) for e in eqns
+    )
 
 
-def final(atom: A, names: Mapping[str, str]) -> A:
-    """An atom under its final name."""
-    return replace(atom, name=names.get(atom.name, atom.name)) if isinstance(atom, Var) else atom
+def settled(var: Var, names: Mapping[str, str]) -> Var:
+    """A variable under its final name."""
+    return replace(var, name=names.get(var.name, var.name))
 
 
 def folded(symbol: str, args: list[Value]) -> Value | None:
@@ -173,7 +174,7 @@ def _power(x: float, y: float) -> float:
     return x**y
 
 
-_FOLD = {
+_FOLD: dict[tuple[str, int], Any] = {
     ("-", 1): lambda x: -x,
     ("+", 2): lambda x, y: x + y,
     ("-", 2): lambda x, y: x - y,
