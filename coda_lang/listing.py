@@ -1,4 +1,6 @@
-"""Reference pages made from the operator table and the prelude, for `codac ops`. In: the table. Out: text.
+"""Reference pages made from the operator table and the prelude, for `codac ops` and docs/operators.md. In: the table. Out: text.
+
+`python -m coda_lang.listing > docs/operators.md` writes the page again; a test compares them.
 
 Non-goals: what an operator means (`ops`).
 """
@@ -63,7 +65,27 @@ def form(op: Op) -> str:
 
 def error(op: Op) -> str:
     """The error bound of the operator on the card."""
-    return "exact or correctly rounded" if op.ulp is None else f"at most {op.ulp} f32 ulp{'s' * (op.ulp != 1)}"
+    bound = "exact or correctly rounded" if op.ulp is None else f"at most {op.ulp} f32 ulp{'s' * (op.ulp != 1)}"
+    return f"{bound}, or {op.absolute:.1g} where that is more" if op.absolute else bound
+
+
+def laws(op: Op) -> str:
+    """The algebra of the operator in words; "" where there is none."""
+    degree, linear = op.laws.homogeneous, op.laws.linear
+    facts = [f"homogeneous of degree {degree:g}"] if degree is not None else []
+    facts += [f"linear in {' and '.join(group)}" + (" together" if len(group) > 1 else "") for group in linear]
+    facts += ["commutative"] if op.laws.commutative else []
+    facts += ["0 at 0"] if op.laws.zero else []
+    return "; ".join(facts)
+
+
+def types(op: Op) -> str:
+    """What an element-wise operator or a reduction reads, in words."""
+    if op.kind not in ("map", "reduce") or "any" in op.reads:
+        return ""
+    words = {"f32": "f32 (integers are converted)", "number": "all f32, or all integers", "bool": "bool", "int": "an integer"}
+    given = {read: [op.arg(i) for i in range(len(op.args)) if op.read(i) == read] for read in dict.fromkeys(op.reads)}
+    return "; ".join(f"{', '.join(names)}: {words[read]}" for read, names in given.items())
 
 
 def all_ops() -> str:
@@ -108,17 +130,37 @@ def names() -> list[str]:
 
 
 def _op_page(op: Op) -> str:
-    laws = op.laws
-    facts = [f"homogeneous of degree {laws.homogeneous:g}"] if laws.homogeneous is not None else []
-    facts += [f"linear in {' and '.join(group)}" + (" together" if len(group) > 1 else "") for group in laws.linear]
-    facts += ["commutative"] if laws.commutative else []
-    facts += ["0 at 0"] if laws.zero else []
     rows = [
         ("kind", KINDS[op.kind]),
         ("derivative", op.derivative),
         ("error", error(op)) if op.kind == "map" else ("", ""),
         ("cost", f"{op.flops} flop{'s' * (op.flops != 1)} an element") if op.kind == "map" else ("", ""),
-        ("laws", "; ".join(facts)),
+        ("types", types(op)),
+        ("laws", laws(op)),
         ("emitted as", op.emit or ""),
     ]
     return "\n".join([form(op), *(f"  {line}" for line in op.doc.splitlines()), "", *(f"  {k:11} {v}" for k, v in rows if v)]) + "\n"
+
+
+def markdown() -> str:
+    """The page docs/operators.md."""
+    written = dict.fromkeys(op for found in table().values() for op in found)
+    lines = [
+        "# Operators",
+        "",
+        "Made from the operator table by `python -m coda_lang.listing > docs/operators.md`; `codac ops NAME` prints one entry.",
+        "g is the gradient of the result, dx that of x. Errors are those of the device functions against the exact value of their f32",
+        "arguments; a reduction sums in f32 in a fixed order. A number takes the type of the operand beside it if it is exact there,",
+        "an integer that meets f32 becomes f32, bf16 and f16 are read as f32.",
+    ]
+    for kind, title in KINDS.items():
+        lines += ["", f"## {title[0].upper()}{title[1:]}", "", "| written | meaning | derivative | error | laws |", "|---|---|---|---|---|"]
+        for op in written:
+            if op.kind == kind:
+                cells = (f"`{form(op)}`", op.doc, op.derivative, error(op) if kind == "map" else "", laws(op))
+                lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
