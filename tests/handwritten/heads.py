@@ -14,7 +14,7 @@ def head_norm_phase0(f, z, g):
 
 
 def head_norm_phase1(f, z, g, total):
-    return (z * f.rsqrt(total / 64.0 + 1e-5) * g,)
+    return (z * f.rsqrt(f.div(total, 64.0) + 1e-5) * g,)
 
 
 def head_norm_reference(f, x, w, g):

@@ -15,7 +15,7 @@ def residual_phase0(f, z, r):
 
 
 def residual_mean(f, total, n):
-    return (total / f.f32(n),)
+    return (f.div(total, f.f32(n)),)
 
 
 def residual_column(f, total):

@@ -270,6 +270,7 @@ class Epilogue(Fixed):
                     inside = elements.row_inside(mi, r) & elements.column_inside(j, c)
                     place = elements.row(mi, r), elements.col(j, c)
                     reducers[id(sink)].put(mi, r, *place, values[at], values[at + 1], inside)
+                reducers[id(sink)].pin()
                 at += 2
         if plan.stores:
             cute.arch.fence_proxy("async.shared", space="cta")

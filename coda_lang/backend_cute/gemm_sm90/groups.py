@@ -11,11 +11,27 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
+
+from .ring import select
 
 INFINITY = float("inf")
 LOG2_E = 1.4426950408889634
 
 State = tuple  # of Float32
+
+
+@dsl_user_op
+def pinned(value, *, loc=None, ip=None):
+    """The same 32-bit value, computed here. Without it the compiler moves the work of all steps down to where the result is used and
+    keeps every accumulator alive until then."""
+    letter, kind = ("f", T.f32()) if isinstance(value, Float32) else ("r", T.i32())
+    same = llvm.inline_asm(
+        kind, [value.ir_value(loc=loc, ip=ip)], "mov.b32 $0, $1;", f"={letter},{letter}",
+        has_side_effects=True, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip,
+    )  # fmt: skip
+    return type(value)(same)
 
 _IDENTITY = {"sum": (0.0,), "max": (-INFINITY,), "min": (INFINITY,), "amax": (0.0,), "lse": (-INFINITY, 0.0)}
 
@@ -48,7 +64,7 @@ def _exp(x):
 
 
 def _centre(m):
-    return cutlass.select_((m == INFINITY) | (m == -INFINITY), Float32(0.0), m)
+    return select((m == INFINITY) | (m == -INFINITY), Float32(0.0), m)
 
 
 def _tree(values: list, combine):

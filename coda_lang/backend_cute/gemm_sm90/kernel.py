@@ -3,7 +3,7 @@
 In: the record, a tile configuration, the phase functions. Out: an object that `cute.compile` accepts: called with the device tensors in the order of
 `Gemm.tensors`, one Int32 per name in `Gemm.extents`, and the stream. Roles: two warpgroups multiply and run the epilogue, one loads; in
 ping-pong the two work on different tiles and take turns at the tensor cores, in a cooperative kernel they share a tile.
-Non-goals: checking arguments (the host does that before) and allocating.
+Non-goals: checking arguments and allocating; empty matrices (the host launches nothing for M = 0 or N = 0, and gives zeros a depth for K = 0).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class GemmSm90:
         else:
             cute.arch.setmaxregister_increase(self.registers[1])
             multiplier = Multiplier(self.mainloop, ring, *operands, 0 if self.config.pingpong else group)
-            own_ring = tile_rings[0].shifted(group) if tile_rings else None
+            own_ring = tile_rings[0].shifted(group) if cutlass.const_expr(len(tile_rings) > 0) else None
             epilogue = Epilogue(self.plan, tensors, named, m, n, group, tidx % THREADS, stores, self.of_group(panels, group), own_ring)
             self.multiply(multiplier, epilogue, group, m, n, depths)
 
@@ -201,11 +201,11 @@ class GemmSm90:
             row, col = scheduler.tile_at(work, rows, cols, self.shape.cluster)
             if cutlass.const_expr(pingpong):
                 cute.arch.barrier(barrier_id=TURN + group, number_of_threads=WARPGROUPS * THREADS)
-            cursor, last, done = multiplier.tile(depths, cursor)
+            cursor, last = multiplier.tile(depths, cursor)
             if cutlass.const_expr(pingpong):
                 cute.arch.barrier_arrive(barrier_id=TURN + 1 - group, number_of_threads=WARPGROUPS * THREADS)
                 cursor = cursor.skip(blocks)
-            multiplier.finish(last, done)
+            multiplier.finish(last)
             wg_row = row if cutlass.const_expr(pingpong) else row * WARPGROUPS + group
             tile_cursor = epilogue.tile(multiplier.accumulator, wg_row, col, tile_cursor)
         epilogue.drain()

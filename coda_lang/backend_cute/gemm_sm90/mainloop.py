@@ -174,7 +174,7 @@ class Multiplier(Fixed):
 
     @cute.jit
     def tile(self, depths: tuple, cursor: Cursor):
-        """Issue all products of a tile, leaving the last group in flight; returns (cursor, last stage, number of k-blocks)."""
+        """Issue all products of a tile, leaving the last group in flight; returns (cursor, last stage)."""
         done = Int32(0)
         last = cursor
         for p in cutlass.range_constexpr(len(self.operands)):
@@ -187,7 +187,7 @@ class Multiplier(Fixed):
                 last = cursor
                 cursor = cursor.next()
                 done += 1
-        return cursor, last, done
+        return cursor, last
 
     def issue(self, p: int, cursor: Cursor, accumulate: Boolean) -> None:
         a, b = self.operands[p]
@@ -198,10 +198,7 @@ class Multiplier(Fixed):
             cute.gemm(mma, self.accumulator, a[(None, None, kb, cursor.stage)], b[(None, None, kb, cursor.stage)], self.accumulator)
         warpgroup.commit_group()
 
-    @cute.jit
-    def finish(self, last: Cursor, done: Int32):
-        """Wait for the sums; with no k-blocks at all they are zero."""
+    def finish(self, last: Cursor) -> None:
+        """Wait for the sums."""
         warpgroup.wait_group(0)
-        self.ring.release(last, done > 0)
-        if done == 0:
-            self.accumulator.fill(0.0)
+        self.ring.release(last)

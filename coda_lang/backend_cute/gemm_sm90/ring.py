@@ -10,6 +10,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
+from cutlass._mlir.dialects import arith
 
 
 class Cursor:
@@ -25,8 +26,8 @@ class Cursor:
     def next(self) -> Cursor:
         """The following stage."""
         wrap = self.stage == self.stages - 1
-        stage = cutlass.select_(wrap, Int32(0), self.stage + 1)
-        return Cursor(self.stages, stage, cutlass.select_(wrap, self.phase ^ 1, self.phase))
+        stage = select(wrap, Int32(0), self.stage + 1)
+        return Cursor(self.stages, stage, select(wrap, self.phase ^ 1, self.phase))
 
     def skip(self, count: Int32) -> Cursor:
         """The stage `count` further on."""
@@ -39,6 +40,11 @@ class Cursor:
 
     def __new_from_mlir_values__(self, values):
         return Cursor(self.stages, Int32(values[0]), Int32(values[1]))
+
+
+def select(condition, a, b):
+    """a where `condition` holds, else b: scalars of one type."""
+    return type(a)(arith.select(condition.ir_value(), a.ir_value(), b.ir_value()))
 
 
 class Fixed:

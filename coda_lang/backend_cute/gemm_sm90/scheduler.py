@@ -13,6 +13,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from .ring import select
+
 GROUP = 8
 
 
@@ -43,15 +45,15 @@ class Shape:
 def tile_at(work: Int32, rows: Int32, cols: Int32, cluster: cutlass.Constexpr):
     """(tile row, tile column) of this block in the `work`-th cluster of tiles, of `rows` × `cols`."""
     by_rows = rows <= cols
-    short = cutlass.select_(by_rows, rows, cols)
-    long = cutlass.select_(by_rows, cols, rows)
+    short = select(by_rows, rows, cols)
+    long = select(by_rows, cols, rows)
     group = work // (long * GROUP)
     inside = work - group * (long * GROUP)
     width = cutlass.min(short - group * GROUP, Int32(GROUP))
     far = inside // width
     near = group * GROUP + (inside - far * width)
-    far = cutlass.select_(group % 2 == 1, long - 1 - far, far)
-    row = cutlass.select_(by_rows, near, far)
-    col = cutlass.select_(by_rows, far, near)
+    far = select(group % 2 == 1, long - 1 - far, far)
+    row = select(by_rows, near, far)
+    col = select(by_rows, far, near)
     x, y, _ = cute.arch.block_idx()
     return row * cluster[0] + x, col * cluster[1] + y

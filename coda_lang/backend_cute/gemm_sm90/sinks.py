@@ -16,7 +16,7 @@ from ..configs import MMA_ROWS
 from ..spec import ColReduce, Point, RowReduce, Store, Window
 from . import groups, ports, views
 from .ports import Panel
-from .ring import Fixed
+from .ring import Fixed, select
 
 
 def in_window(col, n, window: Window | None):
@@ -99,8 +99,9 @@ class RowReducer:
 
     def absorb(self, mi: int, r: int, values: list, inside: list) -> None:
         kind = self.sink.kind
-        masked = [cutlass.select_(ok, v, groups.excluded(kind)) for v, ok in zip(values, inside)]
-        self.states[mi, r] = groups.absorb(kind, self.states.get((mi, r)) or groups.identity(kind), masked)
+        masked = [select(ok, v, groups.excluded(kind)) for v, ok in zip(values, inside)]
+        state = groups.absorb(kind, self.states.get((mi, r)) or groups.identity(kind), masked)
+        self.states[mi, r] = tuple(map(groups.pinned, state))
 
     def flush(self, row_of, m: Int32, n: Int32, tile_col: Int32, nb: int, lane: Int32) -> None:
         for (mi, r), state in self.states.items():
@@ -124,8 +125,9 @@ class ColReducer(Fixed):
 
     def absorb(self, j: int, c: int, values: list, inside: list) -> None:
         kind = self.sink.kind
-        masked = [cutlass.select_(ok, v, groups.excluded(kind)) for v, ok in zip(values, inside)]
-        self.states[j, c] = groups.absorb(kind, self.states.get((j, c)) or groups.identity(kind), masked)
+        masked = [select(ok, v, groups.excluded(kind)) for v, ok in zip(values, inside)]
+        state = groups.absorb(kind, self.states.get((j, c)) or groups.identity(kind), masked)
+        self.states[j, c] = tuple(map(groups.pinned, state))
 
     def meet(self, slot: int, ni: int, warp: Int32, lane: Int32) -> None:
         """Before the barrier: leave this warp's states of step `ni` in shared memory."""
@@ -170,13 +172,17 @@ class PointWriter:
         if not self.by_row:
             self._write(row, col, value, hit)
             return
-        old_value, old_hit = self.hits.get((mi, r), (Float32(0.0), Boolean(False)))
-        self.hits[mi, r] = (cutlass.select_(hit, Float32(value), old_value), old_hit | hit)
+        found, hits = self.hits.get((mi, r), (Float32(0.0), Int32(0)))
+        self.hits[mi, r] = (select(hit, Float32(value), found), select(hit, Int32(1), hits))
+
+    def pin(self) -> None:
+        """Settle what a step found."""
+        self.hits = {key: tuple(map(groups.pinned, pair)) for key, pair in self.hits.items()}
 
     def flush(self, row_of, m: Int32) -> None:
         for (mi, r), (value, hit) in self.hits.items():
             row = row_of(mi, r)
-            self._write(row, Int32(0), value, hit & (row < m))
+            self._write(row, Int32(0), value, (hit != 0) & (row < m))
 
     def _write(self, row, col, value, hit) -> None:
         coords = [ports.coordinate(i, row, col, self.extents) for i in self.sink.index]

@@ -1,0 +1,183 @@
+"""Gemm records by hand that reach every feature of the device code: for the tests of cubins and for the check on a GPU.
+
+`ALL` maps a name to `GemmCase`. Those of `handwritten` are here too; the others are for what they leave out: major orders, dtypes, windows off the
+step, groups narrower and wider than a step, packed tiles, reductions of each kind, elements chosen by column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from handwritten import ALL as PROGRAMS
+from handwritten import COL, ROW, tensor
+
+from coda_lang.backend_cute import spec as s
+
+
+@dataclass(frozen=True)
+class GemmCase:
+    """A record, its scalar functions, the extents that are fixed, and other sizes that some axis needs."""
+
+    gemm: s.Gemm
+    functions: dict[str, Callable[..., tuple]]
+    fixed: dict[str, int] = field(default_factory=dict)
+    divisor: int = 1  # the number of columns must be a multiple
+
+
+def gemm(name, tensors, products, phases, **rest) -> s.Gemm:
+    return s.Gemm(name, tuple(tensor(*t) if isinstance(t, tuple) else tensor(t) for t in tensors), products, phases, **rest)
+
+
+KM, KN = s.Matrix("x", (0,), (1,)), s.Matrix("w", (0,), (1,))
+PLAIN = (s.Product(KM, (KN,)),)
+Y = s.Matrix("y", (0,), (1,))
+
+
+def same(f, z):
+    return (z,)
+
+
+def twice(f, z):
+    return (z, z)
+
+
+def four(f, z):
+    return (z, z, z, z)
+
+
+def add_pair(f, z, a, b):
+    return (z + a, z - b)
+
+
+def scaled_sum(f, z, u, v):
+    return (z * u + v,)
+
+
+def squares(f, z):
+    return (z * z, z)
+
+
+def normalised(f, z, total, top):
+    return (z * f.rsqrt(total + 1.0) + top,)
+
+
+def plus_lse(f, z, lse):
+    return (z - lse,)
+
+
+def pick(f, z, v, target):
+    return (z, f.eq(v, target))
+
+
+def by_position(f, z, row, col, extent, flag):
+    return (z + f.div(f.where(flag, f.f32(row), f.f32(col)), f.f32(extent)),)
+
+
+def operands(a: str, b: str, dtype: str = "bf16"):
+    """Tensors x and w and their product for major orders: "k" contiguous along the contraction, "m"/"n" across it."""
+    x = f"x {dtype} m d" if a == "k" else f"x {dtype} d m"
+    w = f"w {dtype} n d" if b == "k" else f"w {dtype} d n"
+    first = s.Matrix("x", (0,), (1,)) if a == "k" else s.Matrix("x", (1,), (0,))
+    second = s.Matrix("w", (0,), (1,)) if b == "k" else s.Matrix("w", (1,), (0,))
+    return x, w, (s.Product(first, (second,)),)
+
+
+def _majors(a: str, b: str, dtype: str = "bf16", out: str = "bf16") -> GemmCase:
+    x, w, products = operands(a, b, dtype)
+    record = gemm(f"major_{a}{b}", [x, w, (f"y {out} m n", "out")], products, (s.Phase("same"),), sinks=(s.Store(Y),), rows=("m",), cols=("n",))
+    return GemmCase(record, {"same": same})
+
+
+def _simple(name, tensors, phases, functions, ports=(), sinks=(s.Store(Y),), divisor=1, fixed=None, **rest) -> GemmCase:
+    tensors = ["x bf16 m d", "w bf16 n d", *tensors]
+    record = gemm(name, tensors, PLAIN, phases, ports=ports, sinks=sinks, rows=("m",), cols=("n",), **rest)
+    return GemmCase(record, functions, fixed or {}, divisor)
+
+
+OUT = ("y bf16 m n", "out")
+
+EXTRA = {
+    "major_mk": _majors("m", "k"),
+    "major_kn": _majors("k", "n"),
+    "major_mn": _majors("m", "n"),
+    "f16": _majors("k", "k", "f16", "f16"),
+    "f32_out": _majors("k", "k", "bf16", "f32"),
+    "transposed": _simple(
+        "transposed", [("y bf16 n m", "out"), ("z f32 n m", "out")], (s.Phase("twice"),), {"twice": twice},
+        sinks=(s.Store(s.Matrix("y", (1,), (0,))), s.Store(s.Matrix("z", (1,), (0,)))),
+    ),
+    "mixed_majors": GemmCase(
+        gemm(
+            "mixed_majors", ["x bf16 m d", "w bf16 n d", "t bf16 r m", "b bf16 r n", OUT],
+            (*PLAIN, s.Product(s.Matrix("t", (1,), (0,)), (s.Matrix("b", (1,), (0,)),))),
+            (s.Phase("same"),), sinks=(s.Store(Y),), rows=("m",), cols=("n",),
+        ),
+        {"same": same},
+    ),
+    "packed_tile": _simple(
+        "packed_tile", ["p f16 m n lane", ("y bf16 m n lane", "out")], (s.Phase("add_pair"),), {"add_pair": add_pair},
+        ports=(s.Tile("p", s.Matrix("p", (0,), (1,), pack=2)),), sinks=(s.Store(s.Matrix("y", (0,), (1,), pack=2)),), fixed={"lane": 2},
+    ),
+    "two_tiles": _simple(
+        "two_tiles", ["u f32 m n", "v bf16 n m", OUT], (s.Phase("scaled_sum"),), {"scaled_sum": scaled_sum},
+        ports=(s.Tile("u", s.Matrix("u", (0,), (1,))), s.Tile("v", s.Matrix("v", (1,), (0,)))),
+    ),
+    "odd_windows": _simple(
+        "odd_windows", [("q bf16 m qn", "out"), ("k f32 m kn", "out"), ("work f32 m", "work"), ("top f32 m", "work")],
+        (s.Phase("four"),), {"four": four},
+        sinks=(
+            s.Store(s.Matrix("q", (0,), (1,)), s.Window(0, 100)), s.Store(s.Matrix("k", (0,), (1,)), s.Window(100, 156)),
+            s.RowReduce("sum", "work", s.Window(100, 156)), s.RowReduce("lse", "top", s.Window(0, 100)),
+        ),
+        fixed={"n": 256, "qn": 100, "kn": 156},
+    ),
+    "wide_groups": _simple(
+        "wide_groups", [OUT], (s.Phase("squares", (s.Group("sum", 128), s.Group("amax", 64))), s.Phase("normalised")),
+        {"squares": squares, "normalised": normalised}, divisor=128, granule=128,
+    ),
+    "narrow_groups": _simple(
+        "narrow_groups", [OUT], (s.Phase("squares", (s.Group("sum", 2), s.Group("min", 4))), s.Phase("normalised")),
+        {"squares": squares, "normalised": normalised}, divisor=8,
+    ),
+    "lse_group": _simple(
+        "lse_group", [OUT], (s.Phase("same", (s.Group("lse", 16),)), s.Phase("plus_lse")), {"same": same, "plus_lse": plus_lse},
+        divisor=16, granule=16,
+    ),
+    "reductions": _simple(
+        "reductions", [("a f32 m", "work"), ("b f32 m", "work"), ("c f32 n", "work"), ("e f32 n", "work")], (s.Phase("four"),), {"four": four},
+        sinks=(s.RowReduce("max", "a"), s.RowReduce("min", "b"), s.ColReduce("lse", "c"), s.ColReduce("amax", "e")),
+    ),
+    "column_points": _simple(
+        "column_points", ["target i32 n", ("y f32 n", "out")], (s.Phase("pick"),), {"pick": pick},
+        ports=(s.Iota("r", ROW), s.Load("target", "target", (COL,))), sinks=(s.Point("y", (COL,)),),
+    ),
+    "positions": _simple(
+        "positions", ["flag bool m n", OUT], (s.Phase("by_position"),), {"by_position": by_position},
+        ports=(
+            s.Iota("row", s.Index("row", div=("k",))), s.Iota("col", s.Index("col", div=(3,), mod=(5,))), s.Extent("e", ("k", 2)),
+            s.Load("flag", "flag", (ROW, COL)),
+        ),
+        extents=("k",),
+    ),
+    "columns_only": GemmCase(
+        gemm(
+            "columns_only", ["x bf16 d", "w bf16 n d", ("y bf16 n", "out")],
+            (s.Product(s.Matrix("x", (), (0,)), (KN,)),), (s.Phase("same"),), sinks=(s.Store(s.Matrix("y", (), (0,))),), cols=("n",),
+        ),
+        {"same": same},
+    ),
+}  # fmt: skip
+
+
+def _from_programs() -> dict[str, GemmCase]:
+    cases = {}
+    for name, case in PROGRAMS.items():
+        for kernel in case.program.kernels:
+            if isinstance(kernel, s.Gemm):
+                fixed = {axis: size for axis, size in case.program.extents if size is not None}
+                cases[name] = GemmCase(kernel, case.functions, fixed, kernel.granule if kernel.granule > 8 else 1)
+    return cases
+
+
+ALL = {**_from_programs(), **EXTRA}
