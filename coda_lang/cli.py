@@ -62,7 +62,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.argument("file")
     @click.option("--param", "params", multiple=True, callback=_pairs(float, "eps=1e-6"), metavar="NAME=VALUE", help="Set a param.")
     @click.option("--type", "types", multiple=True, callback=_pairs(str, "T=f16"), metavar="NAME=TYPE", help="Choose a generic type.")
-    @click.option("--strict", is_flag=True, help="Use no law that moves a rounding point.")
+    @click.option("--strict", is_flag=True, help="Use no law that moves a rounding point (none in use does).")
     @functools.wraps(command)
     def wrapped(file: str, params: dict[str, float], types: dict[str, str], strict: bool, **rest: Any) -> Any:
         return command(file, driver.Options(params, types, strict), **rest)
@@ -149,6 +149,27 @@ def explain(code: str) -> None:
     if text is None:
         raise CodaError([Diagnostic("C0803", f"there is no error code {code}", help=catalog.near(code))])
     _print(text)
+
+
+@cli.command()
+@_options
+def plan(file: str, options: driver.Options) -> None:
+    """Tell which kernels the programs of FILE become, what they move, and what shapes they take."""
+    from . import passes
+
+    _print("\n\n".join(passes.report(p).rstrip() for p in driver.plan(driver.read_file(file), options)) + "\n")
+
+
+@cli.command()
+@_options
+@click.option("--after", metavar="PASS", help="The pass to stop after; `build` is before all of them. Default: the last.")
+def ir(file: str, options: driver.Options, after: str | None) -> None:
+    """Print the programs of FILE as the compiler sees them after a pass."""
+    known = driver.stages()
+    if after is not None and after not in known:
+        listed = f"the passes are {', '.join(known)}"
+        raise CodaError([Diagnostic("C0803", f"there is no pass {after}", notes=(listed,), help=_near(after, known, listed))])
+    _print(driver.ir_text(driver.read_file(file), after or known[-1], options))
 
 
 def _near(name: str, known: Iterable[str], otherwise: str) -> str:

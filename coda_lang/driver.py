@@ -14,7 +14,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from .diagnostics.model import CodaError, Diagnostic, InternalError
 from .source import Source
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .ir.graph import Program
     from .ir.kernels import Plan
 
+T = TypeVar("T")
 MAX_BYTES = 4 << 20  # a source file larger than this is a mistake, not a program
 
 
@@ -119,22 +120,47 @@ def programs(text_or_path: str | os.PathLike[str] | Source, options: Options = O
 
 
 def plan(text_or_path: str | os.PathLike[str] | Source, options: Options = Options()) -> tuple[Plan, ...]:
-    """The kernels of each program, in order."""
+    """The kernels of each program, in order. Raises CodaError with the errors of all programs."""
+    from . import passes
+
+    return tuple(_each(read(text_or_path), options, passes.run))
+
+
+def stages() -> tuple[str, ...]:
+    """Where `ir_text` can stop: after `build`, or after a pass."""
+    from . import passes
+
+    return ("build", *passes.names())
+
+
+def ir_text(text_or_path: str | os.PathLike[str] | Source, after: str, options: Options = Options()) -> str:
+    """The programs in the text form of the IR, after one of `stages()`."""
     from . import passes
     from .ir.printer import to_text
 
-    source = read(text_or_path)
-    plans: list[Plan] = []
+    def text(program: Program) -> str:
+        return to_text(program) if after == "build" else passes.after(program, after)
+
+    return "\n".join(_each(read(text_or_path), options, text))
+
+
+def _each(source: Source, options: Options, step: Callable[[Program], T]) -> list[T]:
+    """`step` of every program, or the errors of all of them."""
+    from .ir.printer import to_text
+
+    done: list[T] = []
     problems: list[Diagnostic] = []
+    sources: list[Source] = []
     for program in programs(source, options):
-        with _bug_net(f"the passes over {program.name}", lambda program=program: to_text(program)):
+        with _bug_net(f"the passes over {program.name}", lambda program=program: to_text(program)):  # type: ignore[misc]
             try:
-                plans.append(passes.run(program))
+                done.append(step(program))
             except CodaError as e:
                 problems += e.diagnostics
+                sources += e.sources.values()
     if problems:
-        raise CodaError(problems, (source,))
-    return tuple(plans)
+        raise CodaError(problems, (source, *sources))
+    return done
 
 
 def emit(text_or_path: str | os.PathLike[str] | Source, options: Options = Options(), *, standalone: bool = False) -> str:
