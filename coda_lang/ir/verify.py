@@ -48,8 +48,8 @@ def problems(program: Program) -> Iterator[str]:
             yield f"input {t.name} is declared twice"
         known[t.name] = Ty(t.dtype, tuple(a for a in names if a in t.axes))
     for e in program.eqns:
-        for a in e.args:
-            yield from _use(f"{e.out.name}", a, known)
+        for arg in e.args:
+            yield from _use(e.out.name, arg, known)
         yield from _equation(e, program, names)
         if e.out.name in known:
             yield f"{e.out.name} is assigned twice"
