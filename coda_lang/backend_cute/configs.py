@@ -120,12 +120,12 @@ def offered(gemm: Gemm) -> tuple[Config, ...]:
     return tuple(found)
 
 
-def default(gemm: Gemm, m: int, n: int, k: int, sms: int = 132) -> Config:
+def default(gemm: Gemm, m: int, n: int, k: int, sms: int = 132, among: tuple[str, ...] = ()) -> Config:
     """The configuration expected to be fastest at `m` rows, `n` columns a segment and depth `k`, on `sms` multiprocessors.
 
-    Raises ValueError where no configuration is offered.
+    `among` restricts the choice to these keys, those that were built ahead of time. Raises ValueError where no configuration is offered.
     """
-    configs = offered(gemm)
+    configs = tuple(c for c in offered(gemm) if not among or c.key in among)
     if not configs:
         raise ValueError(f"no tile configuration fits {gemm.name}: {gemm.segments} segments of {gemm.granule} columns at least")
     return min(configs, key=lambda c: (_cost(gemm, c, m, n, k, sms), configs.index(c)))
