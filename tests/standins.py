@@ -23,6 +23,9 @@ class StandIns:
     def config(self, gemm, m, n, k, device):
         return configs.default(gemm, m, n, k)
 
+    def executables(self, wanted):
+        return [self.executable(kernel, config) for kernel, config in wanted]
+
     def executable(self, kernel, config):
         packed = layout.packed_tensors(kernel)
 

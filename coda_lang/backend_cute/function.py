@@ -50,8 +50,8 @@ class Compiled:
 
     arch = "sm_90a"
 
-    def __init__(self, functions: Mapping[str, Callable[..., tuple]]) -> None:
-        self.functions = functions
+    def __init__(self, program: spec.Program, functions: Mapping[str, Callable[..., tuple]]) -> None:
+        self.fixed, self.functions = fixed(program), functions
         self.loaded: dict[tuple[spec.Kernel, spec.Config | None], Callable[..., None]] = {}
 
     def config(self, gemm: spec.Gemm, m: int, n: int, k: int, device: Any) -> spec.Config:
@@ -61,18 +61,20 @@ class Compiled:
         except ValueError as problem:
             raise errors.refuse(errors.CONFIG, str(problem), help="use fewer outputs, or smaller groups of columns") from None
 
-    def executable(self, kernel: spec.Kernel, config: spec.Config | None) -> Callable[..., None]:
-        """Compile or find `kernel`, and load it."""
-        key = (kernel, config)
-        if key not in self.loaded:
+    def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]]) -> list[Callable[..., None]]:
+        """Find the kernels, those not compiled before compiled side by side, and load them."""
+        missing = [w for w in wanted if w not in self.loaded]
+        if missing:
             from . import compile
 
-            self.loaded[key] = compile.load(compile.object_for(kernel, config, self.functions, arch=self.arch))
-        return self.loaded[key]
+            jobs = [compile.job(kernel, config, self.functions, self.fixed, self.arch) for kernel, config in missing]
+            for w, path in zip(missing, compile.objects_for(jobs)):
+                self.loaded[w] = compile.load(path)
+        return [self.loaded[w] for w in wanted]
 
-    def select(self, functions: Mapping[str, Callable[..., tuple]], kernels: Sequence[spec.Kernel]) -> Compiled:
+    def select(self, program: spec.Program, functions: Mapping[str, Callable[..., tuple]]) -> Compiled:
         """The same for a pruned program."""
-        return Compiled(functions)
+        return Compiled(program, functions)
 
 
 class Function:
@@ -92,7 +94,7 @@ class Function:
         objects: Any = None,
     ) -> None:
         self.program, self.functions, self._reference = program, dict(functions), reference
-        self.objects = objects or Compiled(self.functions)
+        self.objects = objects or Compiled(program, self.functions)
         self.last_path: str | None = None
         self.__name__ = self.__qualname__ = program.name
         self.__doc__ = f"{signature(program)}\n\nFrom {program.source or 'a text'}."
@@ -216,7 +218,7 @@ class Function:
             results = full(f, *tensors)  # type: ignore[misc]
             return tuple(results[i] for i in places) if isinstance(results, (tuple, list)) else (results,)
 
-        return Function(program, functions, full and reference, objects=self.objects.select(functions, program.kernels))
+        return Function(program, functions, full and reference, objects=self.objects.select(program, functions))
 
 
 def _named(name: str, fields: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
@@ -231,17 +233,22 @@ class _Described:
     def __init__(self, objects: Any) -> None:
         self.config = objects.config
 
-    def executable(self, kernel: spec.Kernel, config: spec.Config | None) -> Callable[..., None]:
+    def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]]) -> list[Callable[..., None]]:
         """Something to stand in the plan, which is not run."""
-        return lambda *tensors: None
+        return [lambda *tensors: None for _ in wanted]
+
+
+def fixed(program: spec.Program) -> dict[str, int]:
+    """The axes whose extents are not free."""
+    return {name: size for name, size in program.extents if size is not None}
 
 
 def signature(program: spec.Program) -> str:
     """The program's signature in the language's words."""
-    fixed = {name: size for name, size in program.extents if size is not None}
+    known = fixed(program)
 
     def argument(a: spec.Argument) -> str:
-        axes = ", ".join(f"{x}={fixed[x]}" if x in fixed else x for x in a.axes)
+        axes = ", ".join(f"{x}={known[x]}" if x in known else x for x in a.axes)
         return f"{'const ' if a.const else ''}{a.name}: {a.dtype}[{axes}]"
 
     inputs, outputs = (", ".join(map(argument, side)) for side in (program.inputs, program.outputs))

@@ -33,8 +33,8 @@ class Objects(Protocol):
     def config(self, gemm: spec.Gemm, m: int, n: int, k: int, device: torch.device) -> spec.Config:
         """The tile configuration to use at this size."""
 
-    def executable(self, kernel: spec.Kernel, config: spec.Config | None) -> Callable[..., None]:
-        """A callable on device tensors and extents, in the order that `spec` states."""
+    def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]]) -> Sequence[Callable[..., None]]:
+        """Callables on device tensors and extents, in the order that `spec` states."""
 
 
 def allocate(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -93,6 +93,7 @@ class _Planner:
         self.operands: dict[tuple, int] = {}
         self.returns: dict[str, int] = {}
         self.after: list[Step] = []
+        self.launches: list[tuple[int, spec.Kernel, spec.Config | None, Sequence[int]]] = []
         self.declared = {a.name: a for a in program.inputs + program.outputs}
         for argument, value in zip(program.inputs, arguments, strict=True):
             self.home[argument.name] = self._argument(argument, value)
@@ -102,6 +103,7 @@ class _Planner:
                 self.home[argument.name] = self._scalar(self.home[argument.name], DTYPES[argument.dtype])
         for kernel in program.kernels:
             self._finish(kernel) if isinstance(kernel, spec.Finish) else self._gemm(kernel)
+        self._launch_all()
         self.plan.steps += self.after
         self.plan.slots = len(self.meta) - self.fixed
         self.plan.results = tuple(self.returns[o.name] for o in program.outputs)
@@ -342,12 +344,21 @@ class _Planner:
         return slot
 
     def _launch(self, kernel: spec.Kernel, slots: Sequence[int], config: spec.Config | None) -> None:
-        call = self.objects.executable(kernel, config)
-        integers = tuple(self.extents[e] for e in kernel.extents)
-        pick = operator.itemgetter(*slots) if len(slots) > 1 else lambda s: (s[slots[0]],)
+        """Leave room for a launch: executables are asked for together, so that those to compile are compiled side by side."""
+        self.launches.append((len(self.plan.steps), kernel, config, slots))
+        self.plan.steps.append(lambda slots: None)
         self.plan.launches.append(kernel.name)
 
-        def step(slots: Slots) -> None:
-            call(*pick(slots), *integers)
+    def _launch_all(self) -> None:
+        calls = self.objects.executables([(kernel, config) for _, kernel, config, _ in self.launches])
+        for (place, kernel, _, slots), call in zip(self.launches, calls, strict=True):
+            self.plan.steps[place] = _launcher(call, slots, tuple(self.extents[e] for e in kernel.extents))
 
-        self.plan.steps.append(step)
+
+def _launcher(call: Callable[..., None], operands: Sequence[int], integers: tuple[int, ...]) -> Step:
+    pick = operator.itemgetter(*operands, operands[0])  # at least two, so that it gives a tuple
+
+    def step(slots: Slots) -> None:
+        call(*pick(slots)[:-1], *integers)
+
+    return step
