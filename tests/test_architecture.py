@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 
 # The rest of backend_cute is the runtime that `--standalone` inlines, together with the class of the user's errors.
-NOT_RUNTIME = ("backend_cute.lower", "backend_cute.emit", "backend_cute.standalone")
+NOT_RUNTIME = ("backend_cute.lower", "backend_cute.emit", "backend_cute.text", "backend_cute.standalone")
 INLINED_TOO = ("diagnostics.model", "source")
 
 # Which modules may import which third-party package. An entry that ends with a dot is a folder.

@@ -100,6 +100,7 @@ class _Partition:
         into = self._level(level, place.stage)
         value = self._unrounded(o.value, o.tensor.dtype.name)
         along: dict[str, Along] = {a: x for a, x in at.items() if isinstance(x, Along)}
+        self._call(value, o)
         axes_of = tuple((a, along[a].axis) for a in o.tensor.axes)
         into.results.append(Result(o.tensor.name, o.tensor.dtype.name, into.scope.value(value, dict(along)), axes_of))
 
@@ -111,6 +112,12 @@ class _Partition:
         used = sum(a == var for d in self.program.eqns for a in d.args)
         return var if used else e.args[0]
 
+    def _call(self, value: Var, o: Output) -> None:
+        """A temporary that is stored as an output has the output's name."""
+        if value != o.value and is_temporary(value.name) and value.name not in self.accumulators:
+            for scope in [*self.scopes, *(x.scope for x in self.levels.values())]:
+                scope.called.setdefault(value.name, o.value.name)
+
     def _scalar(self, var: Var, env: Env) -> Atom:
         return self.scopes[-1].value(var, env)
 
@@ -121,6 +128,7 @@ class _Partition:
         pair = self.ports.pair(stored, tuple((a, x if isinstance(x := at[a], Along) else 0) for a in order))
         run = self._run(at)
         groups: dict[tuple, list[Atom]] = {}
+        self._call(value, o)
         for env in self._positions({a: at[a] for a in order}):
             key = tuple((a, 0 if a == pair else env[a]) for a in order)
             groups.setdefault(key, []).append(self._scalar(value, env))
@@ -160,10 +168,17 @@ class _Partition:
             assert at == Along(axis) or isinstance(at, int), f"{e.out.name} is wanted at {axis}={at}"
         key = (e.out.name, tuple((a, x) for a, x in env.items() if isinstance(x, int)))
         if key not in self.segments:
-            hint = self.scopes[-1].hint("acc" if is_temporary(e.out.name) else e.out.name, env)
-            named = self.scopes[-1].hint(e.out.name, env)
-            self.segments[key] = Var(self.names.take(hint if is_temporary(named.split("_")[0]) else named), Ty(F32))
+            self.segments[key] = Var(self.names.take(self._accumulator_name(e.out, env)), Ty(F32))
         return self.segments[key]
+
+    def _accumulator_name(self, var: Var, env: Env) -> str:
+        """The source's name of the product or of its lane; `acc_gate` if only the rounded value has one."""
+        scope = self.scopes[-1]
+        named = scope.hint(var.name, env)
+        if not is_temporary(var.name) or named != scope.hint("t0", env).replace("t0", var.name):
+            return named
+        rounded = [e.out.name for e in self.program.eqns if e.op == ops.CAST.name and e.args[0] == var and not is_temporary(e.out.name)]
+        return "acc_" + scope.hint(rounded[0], env) if rounded and any(isinstance(x, int) for x in env.values()) else scope.hint("acc", env)
 
     def _statistic(self, scope: Scope, e: Eqn, env: Env, phase: int) -> Atom | None:
         """A reduction over a group of columns: computed by an earlier phase, received by this one."""

@@ -110,6 +110,7 @@ class Scope:
         self.builder = EqnBuilder(program.axes)
         self.builder.fresh = lambda hint="": names.take(hint or "t0")  # type: ignore[method-assign]
         self.memo: dict[object, Atom] = {}
+        self.called: dict[str, str] = {}  # temporaries that become an output unrounded, by the output's name
         self.lane_names = {
             (e.args[0].name, e.attr("axis"), e.attr("index")): e.out.name
             for e in program.eqns
@@ -126,6 +127,7 @@ class Scope:
 
     def hint(self, name: str, env: Env) -> str:
         """A name for a value at a position: the source's name of the lane, else the value's name and its lanes."""
+        name = self.called.get(name, name)
         for axis, at in env.items():
             if isinstance(at, int) and (found := self.alias(name, axis, at)):
                 rest = {a: x for a, x in env.items() if a != axis}

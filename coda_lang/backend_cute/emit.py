@@ -1,0 +1,233 @@
+"""The text of kernel.py: scalar functions with `# src:` comments, records, references, callables.
+
+In: plans. Out: one readable Python module that `ruff format` leaves as it is; it is the key of the compile cache. Each program has one scalar
+function a phase and a finisher, the record of its kernels, a reference (the program as written, in straight-line torch over named axes) and a
+function of its name. Non-goals: running it (`function`), inlining the runtime (`standalone`).
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from .. import ops
+from ..ir.graph import Eqn, Program, Var
+from ..ir.kernels import Gemm, Plan, Reduce, Sink
+from ..passes.report import contract
+from ..passes.state import extents, is_temporary
+from .lower import lower, phase_name
+from .text import WIDTH, Line, Raw, body, call, constant, literal, returns, safe, scalar
+
+
+def emit(plans: Iterable[Plan]) -> str:
+    """The module of these programs, in order."""
+    plans = tuple(plans)
+    taken = {p.program.name for p in plans}
+    alias = next(n for n in ("s", "spec", "spec_records") if n not in taken)
+    runtime = next(n for n in ("function", "runtime", "coda_runtime") if n not in taken)
+    parts = [_program(p, alias, runtime) for p in plans]
+    text = "\n\n\n".join(parts)
+    names = [n for n in ("inf", "nan") if any(isinstance(x, ast.Name) and x.id == n for x in ast.walk(ast.parse(text)))]
+    head = _docstring(plans)
+    imports = [f"from math import {', '.join(names)}\n"] if names else []
+    renamed = f" as {runtime}" if runtime != "function" else ""
+    imports += [f"from coda_lang.backend_cute import function{renamed}", f"from coda_lang.backend_cute import spec as {alias}"]
+    main = f'if __name__ == "__main__":\n    raise SystemExit({runtime}.main([{", ".join(safe(p.program.name) for p in plans)}]))\n'
+    return f"{head}\n\n" + "\n".join(imports) + "\n\n\n" + text + "\n\n" + main
+
+
+def _docstring(plans: Sequence[Plan]) -> str:
+    files = list(dict.fromkeys(p.program.span.file for p in plans if p.program.span))
+    names = ", ".join(p.program.name for p in plans)
+    lines = [f'"""{names}: fused kernels made by codac' + (f" from {', '.join(files)}." if files else "."), ""]
+    lines += ["Each program is a function on torch tensors: kernels on a GPU, the reference on the CPU. `python FILE` checks it against float64.", '"""']
+    return "\n".join(line if len(line) <= WIDTH else textwrap.fill(line, WIDTH) for line in lines)
+
+
+def _program(plan: Plan, alias: str, runtime: str) -> str:
+    program = plan.program
+    record = lower(plan)
+    name = program.name
+    constant_name = name.upper() if name.upper() != name else f"{name}_RECORD"
+    functions = _functions(plan)
+    title = f"# --- {name} "
+    blocks = [title + "-" * (119 - len(title))]
+    blocks[0] += f"\n#\n# {_signature(program)}" + "".join(f"\n# {line}" for line in textwrap.wrap(program.doc, WIDTH - 4))
+    blocks[0] += "\n#\n# Shapes\n" + "\n".join(f"#   {line}" for c in contract(plan) for line in textwrap.wrap(c, WIDTH - 6))
+    blocks += [text for _, text in functions]
+    blocks.append(reference(plan))
+    blocks.append(f"{constant_name} = {literal(record, 0, len(constant_name) + 3, alias)}")
+    table = {fn: Raw(fn) for fn, _ in functions}
+    head, tail = f"{safe(name)} = {runtime}.Function(", f", {name}_reference)"
+    flat = f"{head}{constant_name}, {literal(table, 0, -9999)}{tail}"
+    if len(flat) > WIDTH:
+        flat = f"{head}\n    {constant_name},\n    {literal(table, 4, 1)},\n    {name}_reference,\n)"
+    return "\n\n\n".join(blocks) + "\n\n" + flat
+
+
+def _signature(program: Program) -> str:
+    inputs = ", ".join(f"{'const ' * t.const}{t.name}: {t.dtype}[{_declared(program, t.axes)}]" for t in program.inputs)
+    outputs = ", ".join(f"{o.tensor.name}: {o.tensor.dtype}[{_declared(program, o.tensor.axes)}]" for o in program.outputs)
+    return f"{program.name}({inputs}) -> ({outputs})"
+
+
+def _declared(program: Program, axes: Iterable[str]) -> str:
+    size = extents(program)
+    return ", ".join(a if size[a] is None else f"{a}={size[a]}" for a in axes)
+
+
+# --- scalar functions --------------------------------------------------------------------------------------------------
+
+
+def _functions(plan: Plan) -> list[tuple[str, str]]:
+    """Name and text of every scalar function, in the order of the kernels."""
+    out = []
+    for kernel in plan.kernels:
+        if isinstance(kernel, Gemm):
+            given = [v.name for v in kernel.accumulators] + [v.name for p in kernel.ports for v in p.vars]
+            for i, phase in enumerate(kernel.phases):
+                name = phase_name(plan, kernel, i)
+                last = i == len(kernel.phases) - 1
+                wanted = [v for s in kernel.sinks for v in s.values] if last else [s.value for s in phase.statistics]
+                doc = _sinks(kernel.sinks) if last else "; ".join(f"{s.kind} over {' '.join(s.over)}" for s in phase.statistics)
+                out.append((name, _function(name, given, phase.eqns, wanted, doc)))
+                given += [s.var.name for s in phase.statistics]
+        else:
+            name = phase_name(plan, kernel)
+            given = [p.var.name for p in kernel.partials] + [v.name for p in kernel.ports for v in p.vars]
+            doc = ", ".join(r.tensor for r in kernel.results)
+            out.append((name, _function(name, given, kernel.eqns, [r.value for r in kernel.results], doc)))
+    return out
+
+
+def _sinks(sinks: Iterable[Sink]) -> str:
+    return ", ".join(dict.fromkeys(s.work if isinstance(s, Reduce) else s.access.tensor for s in sinks))
+
+
+def _function(name: str, given: Sequence[str], eqns: Sequence[Eqn], wanted: Sequence, doc: str) -> str:
+    lines, known = body(eqns, wanted, scalar)
+    values = [_result(atom, known) for atom in wanted]
+    head = f"def {name}({', '.join(['f', *map(safe, given)])}):"
+    if len(head) > WIDTH:
+        head = f"def {name}(\n" + "".join(f"    {a},\n" for a in ["f", *map(safe, given)]) + "):"
+    return "\n".join([head, f'    """{doc}."""', *(line.text() for line in lines), returns(values)])
+
+
+def _result(atom, known: dict[str, ast.expr]) -> str:
+    if isinstance(atom, Var):
+        return ast.unparse(known[atom.name]) if atom.name in known else safe(atom.name)
+    return ast.unparse(constant(atom))
+
+
+# --- the program as written ----------------------------------------------------------------------------------------------
+
+
+def reference(plan: Plan) -> str:
+    """The program in straight-line torch; every value has one dim for each axis."""
+    return _Reference(plan.program).text()
+
+
+class _Reference:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.dims: dict[str, str] = {}
+        for axis in program.axes:
+            name = axis.name.upper()
+            while name in self.dims.values():
+                name += "_"
+            self.dims[axis.name] = name
+        self.rank = len(program.axes)
+        self.extents = extents(program)
+        self.sized = False
+
+    def text(self) -> str:
+        p = self.program
+        lines, known = body(p.eqns, [o.value for o in p.outputs], self.right)
+        stores = [self.store(o) for o in p.outputs]
+        names = [safe(t.name) for t in p.inputs]
+        out = [f"def {p.name}_reference({', '.join(['f', *names])}):", f'    """{p.name} as written; each value has one dim for each of the axes {", ".join(a.name for a in p.axes)}."""']
+        out.append(f"    {', '.join(self.dims.values())}{',' if self.rank == 1 else ''} = range({self.rank})")
+        out.append(f"    size = ({', '.join(self.size(a.name) for a in p.axes)}{',' if self.rank == 1 else ''})")
+        out += [f"    {n} = f.load({n}, {self.tuple(t.axes)}, {self.rank})" for n, t in zip(names, p.inputs)]
+        out += [line.text() for line in lines]
+        if sum(map(len, stores)) + 2 * len(stores) + 12 <= WIDTH:
+            out.append(returns(stores))
+        else:
+            out += ["    return (", *(f"        {s}," for s in stores), "    )"]
+        return "\n".join(out)
+
+    def tuple(self, axes: Sequence[str]) -> str:
+        return f"({', '.join(self.dims[a] for a in axes)}{',' if len(axes) == 1 else ''})"
+
+    def size(self, axis: str) -> str:
+        """An axis's extent: fixed, or read off an input that has it, perhaps under another name."""
+        if self.extents[axis] is not None:
+            return str(self.extents[axis])
+        same = {axis}
+        pairs = [(str(e.attr("axis")), str(e.attr("to"))) for e in self.program.eqns if e.op == ops.RENAME.name]
+        while more := {b for pair in pairs for a, b in (pair, pair[::-1]) if a in same} - same:
+            same |= more
+        for t in self.program.inputs:
+            for i, a in enumerate(t.axes):
+                if a in same:
+                    return f"{safe(t.name)}.shape[{i}]"
+        raise AssertionError(f"no input has the axis {axis}")
+
+    def store(self, o) -> str:
+        sizes = ", ".join(f"size[{self.dims[a]}]" for a in o.tensor.axes) + ("," if len(o.tensor.axes) == 1 else "")
+        return f'f.store({safe(o.value.name)}, {self.tuple(o.tensor.axes)}, ({sizes}), "{o.tensor.dtype}")'
+
+    # --- one equation
+
+    def dim(self, axis: object) -> ast.expr:
+        return ast.Name(self.dims[str(axis)])
+
+    def many(self, axes: object) -> ast.expr:
+        return ast.Tuple([self.dim(a) for a in axes])  # type: ignore[attr-defined]
+
+    def extent(self, axis: object) -> ast.expr:
+        return ast.Subscript(ast.Name("size"), self.dim(axis))
+
+    def right(self, e: Eqn, args: Sequence[ast.expr]) -> ast.expr:
+        kind = ops.TABLE[e.op].kind
+        if kind == "map":
+            return scalar(e, args)
+        if kind == "contract":
+            return call(e.op, *args, self.many(e.attr("axes")))
+        if kind == "reduce":
+            gathers = e.op == ops.GATHER.name
+            return call(e.op, *args, self.dim(e.attr("axis")) if gathers else self.many(e.attr("axes")))
+        return self.lanes(e, args) if kind == "lanes" else self.move(e, args)
+
+    def lanes(self, e: Eqn, args: Sequence[ast.expr]) -> ast.expr:
+        axis = self.dim(e.attr("axis"))
+        if e.op == ops.LANE.name:
+            return call(e.op, args[0], axis, ast.Constant(e.attr("index")))
+        if e.op == ops.PACK.name:
+            return call(e.op, axis, *args)
+        if e.op == ops.RUN.name:
+            return call(e.op, args[0], axis, ast.Constant(e.attr("start")), self.extent(e.attr("to")), self.dim(e.attr("to")))
+        return call(e.op, axis, self.many(e.attr("of")), *args)
+
+    def move(self, e: Eqn, args: Sequence[ast.expr]) -> ast.expr:
+        if e.op == ops.RENAME.name:
+            return call(e.op, args[0], self.dim(e.attr("axis")), self.dim(e.attr("to")))
+        if e.op == ops.EXPAND.name:
+            value = args[0]
+            for a in e.attr("axes"):  # type: ignore[attr-defined]
+                value = call(e.op, value, self.dim(a), self.extent(a))
+            return value
+        if e.op == ops.INDEX.name:
+            device = ast.Attribute(ast.Name(safe(self.program.inputs[0].name)), "device")
+            return call(e.op, self.dim(e.attr("axis")), self.extent(e.attr("axis")), ast.Constant(self.rank), device)
+        if e.op == ops.SIZE.name:
+            value = None
+            for a in e.attr("axes"):  # type: ignore[attr-defined]
+                value = self.extent(a) if value is None else ast.BinOp(value, ast.Mult(), self.extent(a))
+            assert value is not None
+            return value
+        return args[0]
+
+
+__all__ = ["Line", "emit", "is_temporary", "reference"]
