@@ -1,13 +1,15 @@
 """Random well-typed programs, for properties such as *a pass preserves the float64 meaning*.
 
-`programs()` draws a `Generated`: one product, maps, lanes and reductions after it, in the forms a fused kernel has (row vectors, column
-vectors, tiles and scalars as operands; tile stores, packed stores, row and column reductions and a gather as results, with maps on
-reduced values), extents, and for each output a bound on |written − exact| that follows from the program by first-order error analysis.
+`programs()` draws a `Generated`: a product (or the sum of two), maps, lanes and reductions after it, in the forms a fused kernel has: row
+vectors, column vectors, tiles and scalars as operands; two lanes, heads with a norm of each, or runs of a split axis; tile stores, packed
+stores, row and column reductions and a gather as results, with maps on reduced values. With it come extents of all axes and, for each
+output, a bound on |written − exact| that follows from the program by first-order error analysis.
 `tensors` makes inputs for any program. Choices depend on integers only, so written and exact never part ways at a jump.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +45,7 @@ UNARY = {
     "exp": lambda b: (2.718281828**b, 2.718281828**b),
     "exp2": lambda b: (2.0**b, 0.7 * 2.0**b),
 }
+FORMS = ("plain", "plain", "lanes", "heads", "runs")
 LARGEST = 64.0  # no value exceeds it, so that no error is amplified without bound
 
 
@@ -88,16 +91,19 @@ class Maker:
 
     def __init__(self, draw: Any, multiple: int) -> None:
         self.draw, self.multiple = draw, multiple
-        self.lanes = draw(st.booleans())
-        self.axes = (Axis("m"), Axis("k"), Axis("n"), *((Axis("lane", 2),) if self.lanes else ()))
+        self.form = draw(st.sampled_from(FORMS))
+        self.two = draw(st.booleans()) and self.form != "lanes"
+        self.cols: tuple[str, ...] = {"heads": ("n", "hd"), "runs": ("head",)}.get(self.form, ("n",))
+        extra = {"lanes": (Axis("lane", 2),), "heads": (Axis("hd", 8),), "runs": (Axis("head", 24), Axis("qh", 16), Axis("kh", 8))}
+        free = (Axis("m"), Axis("k"), *((Axis("r"),) if self.two else ()), *((Axis("n"),) if self.form != "runs" else ()))
+        self.axes = (*free, *extra.get(self.form, ()))
         self.half = draw(st.sampled_from([BF16, F16]))
         self.inputs: list[Tensor] = []
         self.outputs: list[Output] = []
         self.errors: dict[str, float] = {}
-        self.names = ["x", "w", "row", "col", "tile", "scalar", "target", "y0", "y1", "y2"]
+        self.names = ["x", "w", "row", "part", "col", "tile", "scalar", "target", "u", "v", *(f"y{i}" for i in range(8))]
         self.b = EqnBuilder(self.axes, self.names)
-        free = st.integers(1, 4).map(lambda i: i * multiple)
-        self.extents = {"m": draw(free), "k": draw(free), "n": draw(free), **({"lane": 2} if self.lanes else {})}
+        self.extents = {a.name: a.extent or multiple * draw(st.integers(1, 4)) for a in self.axes}
 
     def pick(self, options: Any) -> Any:
         return self.draw(st.sampled_from(list(options)))
@@ -117,18 +123,25 @@ class Maker:
 
     def product(self) -> list[Term]:
         """The accumulator, or its two lanes."""
-        x = self.input("x", self.half, ("m", "k"))
-        w = self.input("w", self.half, ("n", "lane", "k") if self.lanes else ("n", "k"))
-        k = self.extents["k"]
-        acc = Term(self.b.contract(x, w, axes=("k",), batch=()), k, k * k * ULP)
-        if not self.lanes:
+        cols = (*self.cols, "lane") if self.form == "lanes" else self.cols
+        acc = self.contraction("x", "w", "k", cols)
+        if self.two:
+            other = self.contraction("u", "v", "r", cols)
+            acc = self.term("add", acc.size + other.size, acc, other)
+        if self.form != "lanes":
             return [acc]
         return [Term(self.b.lane(acc.value, axis="lane", index=i), acc.size, acc.error) for i in range(2)]
 
+    def contraction(self, x: str, w: str, over: str, cols: tuple[str, ...]) -> Term:
+        a, b = self.input(x, self.half, ("m", over)), self.input(w, self.half, (*cols, over))
+        k = self.extents[over]
+        return Term(self.b.contract(a, b, axes=(over,), batch=()), k, k * k * ULP)
+
     def operands(self) -> list[Term]:
         """Vectors, a tile, a scalar, and what is made of positions: whatever the draw says."""
-        wanted = self.draw(st.lists(st.sampled_from(["row", "col", "tile", "scalar", "index", "size", "number"]), max_size=3, unique=True))
-        held = {"row": ("n",), "col": ("m",), "tile": ("m", "n"), "scalar": ()}
+        kinds = ["row", "part", "col", "tile", "scalar", "index", "size", "number"]
+        wanted = self.draw(st.lists(st.sampled_from(kinds), max_size=3, unique=True))
+        held = {"row": self.cols, "part": self.cols[-1:], "col": ("m",), "tile": ("m", *self.cols), "scalar": ()}
         out = []
         for kind in wanted:
             if kind in held:
@@ -137,11 +150,11 @@ class Maker:
             elif kind == "number":
                 out.append(Term(self.b.value(self.draw(st.floats(-2, 2, width=32))), 2.0, 0.0))
             elif kind == "index":
-                axis = self.pick(["m", "n"])
+                axis = self.pick(["m", *self.cols])
                 last = self.b.maximum(self.b.cast(self.b.size(axes=(axis,)), dtype="f32"), 1.0)
                 out.append(Term(self.b.cast(self.b.index(axis=axis), dtype="f32") / last, 1.0, 4 * ULP))
             else:
-                out.append(Term(1.0 / self.b.size(axes=("n",)), 1.0, 4 * ULP))
+                out.append(Term(1.0 / self.b.size(axes=self.cols), 1.0, 4 * ULP))
         return out
 
     def tame(self, t: Term) -> Term:
@@ -151,9 +164,12 @@ class Maker:
     def step(self, tiles: list[Term], others: list[Term]) -> Term:
         """One more value made of a tile and of anything."""
         x, y = self.tame(self.pick(tiles)), self.tame(self.pick([*tiles, *others]))
-        kind = self.pick(["unary", "unary", "add", "sub", "mul", "minimum", "maximum", "clamp", "div", "rsqrt", "fma", "where", "round"])
+        kinds = ["unary", "unary", "add", "sub", "mul", "minimum", "maximum", "clamp", "div", "rsqrt", "fma", "where", "round"]
+        kind = self.pick([*kinds, "norm", "norm"] if self.form == "heads" else kinds)
         if kind == "unary":
             return self.unary(x)
+        if kind == "norm":
+            return self.norm(x)
         if kind in ("add", "sub"):
             return self.tame(self.term(kind, x.size + y.size, x, y))
         if kind == "mul":
@@ -172,9 +188,15 @@ class Maker:
         if kind == "fma":
             return self.tame(self.term("fma", x.size * y.size + x.size, x, y, x, slope=max(x.size, y.size, 1.0)))
         if kind == "where":
-            condition = self.b.index(axis=self.pick(["m", "n"])) >= self.draw(st.integers(0, 4))
+            condition = self.b.index(axis=self.pick(["m", *self.cols])) >= self.draw(st.integers(0, 4))
             return Term(self.b.where(condition, x.value, y.value), max(x.size, y.size), max(x.error, y.error))
         return Term(self.b.cast(x.value, dtype=self.half.name), x.size, x.error + 2.0**-8 * max(x.size, 1.0))
+
+    def norm(self, x: Term) -> Term:
+        """x / √(mean x² + 1) over each head."""
+        root = self.extents["hd"] ** 0.5
+        r = self.b.rsqrt(self.b.mean(self.b.square(x.value), axes=("hd",)) + 1.0)
+        return Term(x.value * r, root, (1 + root) * x.error + 32 * ULP * max(x.size, 1.0) ** 2)
 
     def unary(self, x: Term) -> Term:
         name = self.pick(UNARY)
@@ -197,43 +219,55 @@ class Maker:
         self.errors[name] = error
 
     def reduced(self, t: Term) -> Term:
-        """A reduction of a tile along its rows or columns, perhaps with a map after it."""
-        axis, name = self.pick(["m", "n"]), self.pick(["sum", "mean", "max", "min", "amax", "logsumexp"])
-        n = self.extents[axis]
+        """A reduction of a tile along its rows, its columns or within a head, perhaps with a map after it."""
+        over = self.pick([self.cols, *([("m",)] if self.form != "runs" else []), *([("hd",)] if self.form == "heads" else [])])
+        name = self.pick(["sum", "mean", "max", "min", "amax", "logsumexp"])
+        n = math.prod(self.extents[a] for a in over)
         scale = n if name == "sum" else 1.0
         size = t.size * scale + (4.0 if name == "logsumexp" else 0.0)
-        out = Term(self.b.apply(name, [t.value], {"axes": (axis,)}), size, t.error * scale + (n + 16) * ULP * max(size, 1.0))
+        out = Term(self.b.apply(name, [t.value], {"axes": over}), size, t.error * scale + (n + 16) * ULP * max(size, 1.0))
         return self.unary(self.tame(out)) if self.draw(st.booleans()) else out
 
     def picked(self, t: Term) -> Term:
         """The element of each row at `target`, 0 where it is to be ignored."""
         target = self.input("target", self.pick([I32, I64]), ("m",))
-        found = self.b.gather(t.value, target, axis="n")
+        found = self.b.gather(t.value, target, axis=self.cols[0])
         return Term(self.b.where(self.b.eq(target, IGNORED), 0.0, found), t.size, t.error)
 
     def program(self) -> Generated:
-        tiles, others = self.product(), self.operands()
-        for _ in range(self.draw(st.integers(0, 6))):
+        tiles = self.product()
+        if self.form == "runs":
+            (acc,) = tiles
+            for start, run in ((0, "qh"), (16, "kh")):
+                self.cols = (run,)
+                value = self.b.run(acc.value, axis="head", start=start, to=run)
+                self.finish([Term(value, acc.size, acc.error)], [], 2)
+        else:
+            self.finish(tiles, self.operands(), 6)
+        program = Program("random", self.axes, tuple(self.inputs), tuple(self.outputs), tuple(self.b.eqns))
+        return Generated(program, self.extents, self.errors, self.draw(st.integers(0, 2**16)))
+
+    def finish(self, tiles: list[Term], others: list[Term], steps: int) -> None:
+        """Maps, then results."""
+        for _ in range(self.draw(st.integers(0, steps))):
             tiles.append(self.step(tiles, others))
         kinds = self.draw(st.lists(st.sampled_from(["tile", "tile", "pack", "reduce", "reduce", "gather"]), min_size=1, max_size=3))
         for kind in kinds:
             t = self.pick(tiles[-3:])
-            if kind == "pack" and self.lanes:
+            if kind == "pack" and self.form == "lanes":
                 u = self.pick(tiles)
                 self.store(self.term("pack", max(t.size, u.size), t, u, axis="lane"))
             elif kind == "reduce":
                 self.store(self.reduced(t))
-            elif kind == "gather" and all(i.name != "target" for i in self.inputs):
+            elif kind == "gather" and self.form in ("plain", "lanes") and all(i.name != "target" for i in self.inputs):
                 self.store(self.picked(t))
             else:
                 self.store(t)
-        program = Program("random", self.axes, tuple(self.inputs), tuple(self.outputs), tuple(self.b.eqns))
-        return Generated(program, self.extents, self.errors, self.draw(st.integers(0, 2**16)))
 
 
 @st.composite
 def programs(draw: Any, multiple: int = 1) -> Generated:
-    """Programs with one product; free extents are 1 to 4 times `multiple`."""
+    """Programs with one accumulator (or two lanes); free extents are 1 to 4 times `multiple`."""
     return Maker(draw, multiple).program()
 
 
