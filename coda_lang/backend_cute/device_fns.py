@@ -57,6 +57,12 @@ class Scalar:
     def __rmul__(self, other: Any) -> Scalar:
         return mul(other, self)
 
+    def __truediv__(self, other: Any) -> Scalar:
+        return div(self, other)
+
+    def __rtruediv__(self, other: Any) -> Scalar:
+        return div(other, self)
+
     def __neg__(self) -> Scalar:
         return neg(self)
 

@@ -22,7 +22,7 @@ from cutlass.memory import SmemAllocator
 
 from . import device_fns
 from .gemm_sm90 import groups, ports, views
-from .spec import Extent, Finish, Iota, Partial
+from .spec import Extent, Finish, Iota, Load, Partial
 
 THREADS = 512
 WIDE, NARROW = 32, 8  # positions in a block: a full line of memory each, a sector each, or (for a few positions) one
@@ -134,7 +134,7 @@ class Finisher:
                 values.append(Int32(ports.size_of(port.sizes, extents)))
             elif isinstance(port, Iota):
                 values.append(ports.coordinate(port.index, position, None, extents))
-            else:
+            elif isinstance(port, Load):
                 values.append(ports.load(port, tensors[port.tensor], position, None, extents))
         for name, value in zip(self.spec.outputs, device_fns.call(self.fn, *values), strict=True):
             target = tensors[name].iterator + cutlass.Int64(position)

@@ -1,0 +1,143 @@
+"""Processes that compile: run as `python -m coda_lang.backend_cute.worker`, they take pickled jobs on standard input and answer each.
+
+In: `compile.Job`s and the path each object goes to. Out: the objects; an error in a worker is raised in the caller. `Pool` keeps a fixed
+number of workers, started when first needed. A worker that dies takes its job with it, not the pool. Non-goals: caching, ordering.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..diagnostics.model import CodaError, InternalError
+from . import errors
+
+
+class _Worker:
+    """One process."""
+
+    def __init__(self) -> None:
+        package_root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH", "")) if p)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        self.noise: list[bytes] = []
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.noise = [*self.noise[-50:], line]
+
+    def ask(self, question: Any) -> Any:
+        """Send a question, wait for the answer. Raises EOFError or OSError where the process has ended."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        pickle.dump(question, self.process.stdin)
+        self.process.stdin.flush()
+        return pickle.load(self.process.stdout)
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.close()
+            self.process.wait(timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            self.process.kill()
+            self.process.wait()
+
+
+class Pool:
+    """At most `count` workers; a context manager. `run` may be called from several threads."""
+
+    def __init__(self, count: int) -> None:
+        self.places: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
+        self.count = count
+        for _ in range(count):
+            self.places.put(None)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        for _ in range(self.count):
+            worker = self.places.get()
+            if worker is not None:
+                worker.stop()
+
+    def run(self, job: Any, path: Path) -> None:
+        """Compile a job to `path`. Raises what the worker raised: CallError, ValueError (the configuration does not fit), InternalError."""
+        worker = self.places.get()
+        try:
+            worker = worker or _Worker()
+            try:
+                kind, *answer = worker.ask((job, path))
+            except (EOFError, OSError, pickle.UnpicklingError):
+                dead, worker = worker, None
+                dead.stop()
+                said = b"".join(dead.noise).decode(errors="replace")
+                ended = f"the process that compiled {job.kernel.name} ended with status {dead.process.returncode}"
+                raise InternalError(f"{ended}\n{said}") from None
+        finally:
+            self.places.put(worker)
+        if kind == "refused":
+            raise errors.CallError(answer[0])
+        if kind == "value":
+            raise ValueError(answer[0])
+        if kind == "missing":
+            what = f"compiling kernels needs the CuTe DSL: {answer[0]}"
+            raise errors.refuse(errors.TOOLS, what, help="pip install nvidia-cutlass-dsl==4.8.1")
+        if kind == "failed":
+            raise InternalError(f"{job.kernel.name} does not compile:\n{answer[0]}")
+
+
+def serve(questions: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until the questions end."""
+    from .compile import compile_job
+
+    while True:
+        try:
+            job, path = pickle.load(questions)
+        except EOFError:
+            return
+        try:
+            compile_job(job, path)
+            answer: tuple[Any, ...] = ("done",)
+        except CodaError as problem:
+            answer = ("refused", problem.diagnostics)
+        except ValueError as problem:
+            answer = ("value", str(problem)) if _ours(problem) else ("failed", traceback.format_exc())
+        except ImportError as problem:
+            answer = ("missing", str(problem))
+        except Exception as problem:
+            output = getattr(problem, "stderr", None) or ""
+            answer = ("failed", traceback.format_exc() + output)
+        pickle.dump(answer, answers)
+        answers.flush()
+
+
+def _ours(problem: BaseException) -> bool:
+    """Was it raised by this package's own code, on purpose?"""
+    frame = problem.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and Path(frame.tb_frame.f_code.co_filename).is_relative_to(Path(__file__).parent)
+
+
+def main() -> None:
+    """Serve standard input; what libraries print goes to standard error."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()
