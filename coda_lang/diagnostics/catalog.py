@@ -1,7 +1,7 @@
 """What each error code means. In: the entries beside, one file a class of codes. Out: `CATALOG` (code → entry) and `explain`.
 
-To add a code, add one `Entry` to its file in `entries/` and run `python -m coda_lang.diagnostics.docs`, which writes docs/errors/. Tests hold that the
-examples do what they say and that the code's literals in the compiler and the entries are the same set.
+To add a code, add one `Entry` to its file in `entries/` and run `python -m coda_lang.diagnostics.docs`, which writes docs/errors/. Tests
+hold that the examples do what they say, and that the compiler and the catalog know the same codes.
 Non-goals: finding errors; rendering one that happened (render.py).
 """
 

@@ -1,7 +1,8 @@
 """Errors as data. A pass collects `Diagnostic`s and raises one `CodaError` with all of them; rendering lives in `render`.
 
 Codes are stable: C01xx syntax, C02xx names, C03xx types and axes, C04xx fusibility, C05xx derivative, C06xx target limits, C07xx calling a
-compiled function, C08xx files and command line. The catalog (`catalog.py`) has one entry a code: title, explanation, an example that provokes it, its remedy.
+compiled function, C08xx files and command line. The catalog (`catalog.py`) has one entry a code: title, explanation, an example that
+provokes it, its remedy.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One error: `message` says what is wrong in the user's words, `label` stands under the primary span, `help` is an edit that mends it."""
+    """One error: `message` says what is wrong in the user's words, `label` stands under the primary span, `help` is a mending edit."""
 
     code: str
     message: str

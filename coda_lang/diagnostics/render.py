@@ -77,10 +77,13 @@ def render_one(d: Diagnostic, sources: dict[str, Source] | None = None, color: b
 
 
 def to_json(error: CodaError) -> str:
-    """`{"diagnostics": [{code, severity, message, span, label, secondary, notes, help}, …]}`; a span is null or {file, line, col, end_line, end_col}."""
+    """`{"diagnostics": [{code, severity, message, span, label, secondary: [{span, text}], notes, help}]}`.
+
+    A span is null or `{file, line, col, end_line, end_col}`: 1-based, half-open, columns in characters.
+    """
 
     def span(s: Span | None) -> dict[str, object] | None:
-        return s and {"file": s.file, "line": s.line, "col": s.col, "end_line": s.end_line, "end_col": s.end_col}
+        return None if s is None else {"file": s.file, "line": s.line, "col": s.col, "end_line": s.end_line, "end_col": s.end_col}
 
     found = [
         {
@@ -133,7 +136,8 @@ def _row(number: int | None, text: str, gutter: int, paint: Paint) -> str:
 
 def _line(number: int, text: str, marks: list[_Mark], gutter: int, paint: Paint) -> list[str]:
     shown, columns = _shown(text)
-    placed = [_Mark(columns[min(m.start, len(text) + 1) - 1], columns[min(m.end, len(text) + 1) - 1], m.primary, _safe(m.text)) for m in marks]
+    last = len(text) + 1
+    placed = [_Mark(columns[min(m.start, last) - 1], columns[min(m.end, last) - 1], m.primary, _safe(m.text)) for m in marks]
     placed = [_Mark(m.start, max(m.end, m.start + 1), m.primary, m.text) for m in placed]
     shown, placed = _window(shown, placed)
     out = [_row(number, shown, gutter, paint)]

@@ -39,7 +39,8 @@ def suggest(name: str, candidates: Iterable[str], count: int = 3) -> tuple[str, 
             continue  # any letter is one edit from any other
         else:
             score = distance(name.lower(), candidate.lower(), limit)
-            if score > limit and len(plain) >= 3 and (_plain(candidate).startswith(plain) or plain.startswith(_plain(candidate)) and len(candidate) >= 3):
+            short, long = sorted((plain, _plain(candidate)), key=len)
+            if score > limit and len(short) >= 3 and long.startswith(short):
                 score = limit + 0.5  # cut short, or with something added
         if score <= limit + 0.5:
             scored.append((score, candidate[:1].lower() != name[:1].lower(), candidate))

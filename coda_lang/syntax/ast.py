@@ -8,7 +8,7 @@ from ..source import Span
 
 
 def _span() -> Span:
-    return field(compare=False, repr=False, kw_only=True)  # type: ignore[return-value]
+    return field(compare=False, repr=False, kw_only=True)
 
 
 # --- types and axes ---------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from lark.lexer import Token
 
-from ..diagnostics.model import Diagnostic, Label
+from ..diagnostics.model import CodaError, Diagnostic
 from ..source import Source, Span
-from . import problems
+from . import problems, spelling
 from .words import KEYWORDS, STATEMENTS
 
 _TOKEN = re.compile(
@@ -22,16 +22,16 @@ _TOKEN = re.compile(
       | (?P<newline>\n)
       | (?P<name>[^\W\d]\w*)
       | (?P<number>(?:\.?[0-9])(?:[eE][+-](?=[0-9])|[\w.])*)
+      | (?P<foreign>=>|=<|<>|&&|\|\||\*\*=(?!=)|[-+*/@%]=(?!=)|:=|//|"[^"\n]*"?|'[^'\n]*'?)
       | (?P<op>->|\*\*|==|!=|<=|>=|[-+*/@%<>=(),:|]|\[|\])
-      | (?P<junk>=>|&&|\|\||[+\-*/@%]=|:=|//|<-|[^\s\w]+?|.)""",
+      | (?P<junk>.)""",
     re.VERBOSE,
 )
-_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 
 # The grammar's names of these texts; a keyword's is the keyword in capitals.
 _TYPES = {
-    "->": "ARROW", "**": "POWER", "+": "PLUS", "-": "MINUS", "*": "STAR", "/": "SLASH", "@": "AT", "%": "PERCENT", "=": "EQUAL", "(": "LPAR",
-    ")": "RPAR", "[": "LSQB", "]": "RSQB", ",": "COMMA", ":": "COLON", "|": "VBAR",
+    "->": "ARROW", "**": "POWER", "+": "PLUS", "-": "MINUS", "*": "STAR", "/": "SLASH", "@": "AT", "%": "PERCENT", "=": "EQUAL",
+    "(": "LPAR", ")": "RPAR", "[": "LSQB", "]": "RSQB", ",": "COMMA", ":": "COLON", "|": "VBAR",
 }  # fmt: skip
 _TYPES |= {text: "COMPARE" for text in ("==", "!=", "<=", ">=", "<", ">")}
 _TYPES |= {word: word.upper() for word in KEYWORDS}
@@ -41,11 +41,12 @@ CONTINUES = frozenset({"ARROW", "PLUS", "MINUS", "STAR", "SLASH", "AT", "PERCENT
 _CLOSES = {")": "(", "]": "["}
 MAX_NAME = 100
 MAX_BRACKETS = 100
+MAX_ERRORS = 20
 
 
 @dataclass
 class Item:
-    """Tokens of one item, NEWLINE and block tokens included; `broken` after a lexical error in it; `doc` = the comment lines right above."""
+    """Tokens of one item, layout tokens included; `doc` is the comment right above it; `broken` after a lexical error."""
 
     tokens: list[Token]
     doc: str = ""
@@ -64,7 +65,7 @@ class _Line:
 
 @dataclass
 class Lexer:
-    """One pass over one source; `items()` gives the items, `errors` what was wrong."""
+    """One pass over one source; `items()` gives the items, `errors` what was wrong. Raises CodaError where characters alone are too wrong."""
 
     source: Source
     errors: list[Diagnostic] = field(default_factory=list)
@@ -73,12 +74,18 @@ class Lexer:
     def span(self, token: Token) -> Span:
         return span_of(self.source.file, token)
 
+    def _error(self, problem: Diagnostic) -> None:
+        self.errors.append(problem)
+        if len(self.errors) == MAX_ERRORS:  # hardly a program: the rest of it means nothing
+            raise CodaError(in_order(self.errors), (self.source,))
+
     # --- tokens ---
 
     def _tokens(self) -> tuple[list[Token], set[int], dict[int, tuple[int, bool]]]:
         """All tokens, the places (start positions) of broken ones, and every line's indentation."""
         text, tokens, broken = self.source.text, [], set()
         indents: dict[int, tuple[int, bool]] = {}
+        spoilt: set[int] = set()  # where junk has just ended
         line, start = 1, 0  # number and position of the current line
         for match in _TOKEN.finditer(text):
             kind, value, pos = match.lastgroup, match.group(), match.start()
@@ -99,19 +106,22 @@ class Lexer:
             if kind == "name":
                 token.type = _TYPES.get(value, "NAME")
                 if not value.isascii():
-                    problem = problems.character(self.span(token), value)
+                    problem = spelling.character(self.span(token), value)
                 elif len(value) > MAX_NAME:
                     problem = problems.long_name(self.span(token), value, MAX_NAME)
             elif kind == "number":
                 token.type = "NUMBER"
-                problem = problems.number(self.span(token), value) if not _NUMBER.fullmatch(value) else problems.range_of(self.span(token), value)
+                problem = spelling.number(self.span(token), value)
             elif kind == "op":
                 token.type = _TYPES[value]
             else:
-                problem = problems.character(self.span(token), value)
+                problem = spelling.character(self.span(token), value)
             if problem:
+                if pos not in spoilt:  # of characters side by side, the first speaks for all
+                    self._error(problem)
+                if kind == "junk":
+                    spoilt.add(match.end())
                 broken.add(pos)
-                self.errors.append(problem)
             tokens.append(token)
         return tokens, broken, indents
 
@@ -122,32 +132,40 @@ class Lexer:
         unclosed: set[int] = set()
         broken: set[int] = set()
         stack: list[Token] = []
+        mistaken: set[int] = set()  # openers that a wrong bracket tried to close: reported there
         for k, token in enumerate(tokens):
-            if token.value in "([":
+            if token.value in ("(", "["):
                 stack.append(token)
                 if len(stack) == MAX_BRACKETS + 1:
-                    self.errors.append(problems.brackets_too_deep(self.span(token), MAX_BRACKETS))
+                    self._error(problems.brackets_too_deep(self.span(token), MAX_BRACKETS))
                     broken.add(token.start_pos)
             elif token.type in STARTS and stack and tokens[k - 1].line < token.line:
                 # a statement cannot start inside brackets: those still open were forgotten
-                for opener in stack:
-                    self.errors.append(problems.unclosed(self.span(opener), opener.value, self.span(token)))
-                    unclosed.add(opener.start_pos)
+                self._forgotten(stack, mistaken, self.span(token))
+                unclosed |= {opener.start_pos for opener in stack}
                 stack.clear()
             elif token.value in _CLOSES:
                 if stack and stack[-1].value == _CLOSES[token.value]:
                     stack.pop()
                     continue
                 broken.add(token.start_pos)
-                opener = stack[-1] if stack else None
-                self.errors.append(problems.mismatched(self.span(token), token.value, opener and self.span(opener), opener and opener.value))
+                if not stack:
+                    self._error(problems.mismatched(self.span(token), token.value))
+                elif stack[-1].start_pos not in mistaken:
+                    self._error(problems.mismatched(self.span(token), token.value, self.span(stack[-1]), stack[-1].value))
+                    mistaken.add(stack[-1].start_pos)
                 if any(o.value == _CLOSES[token.value] for o in stack):
                     while stack.pop().value != _CLOSES[token.value]:
                         pass
-        for opener in stack:
-            self.errors.append(problems.unclosed(self.span(opener), opener.value, None))
-            unclosed.add(opener.start_pos)
+        self._forgotten(stack, mistaken, None)
+        unclosed |= {opener.start_pos for opener in stack}
         return unclosed, broken | unclosed
+
+    def _forgotten(self, openers: list[Token], reported: set[int], before: Span | None) -> None:
+        """Reports the innermost of `openers`; those around it are likely to be closed by the same mend."""
+        left = [o for o in openers if o.start_pos not in reported]
+        if left:
+            self._error(problems.unclosed(self.span(left[-1]), left[-1].value, before))
 
     # --- lines ---
 
@@ -178,15 +196,17 @@ class Lexer:
         items: list[Item] = []
         lines = self._lines()
         k = 0
+        inside = False  # a run of indented lines, one error for all
         while k < len(lines):
             line = lines[k]
             k += 1
             first = line.tokens[0]
             item = Item(line.tokens, self._doc(first.line), line.broken)
             items.append(item)
-            if line.indent:
-                item.broken = True
-                self.errors.append(problems.tab(self._margin(line)) if line.tab else problems.indented(self.span(first)))
+            if line.indent and not inside and not _dangles(lines[k - 2] if k > 1 else None):
+                self._error(problems.tab(self._margin(line)) if line.tab else problems.indented(self.span(first)))
+            inside = line.indent > 0
+            item.broken |= inside
             item.tokens.append(_mark("_NEWLINE", item.tokens[-1]))
             if first.type == "DEF" and len(line.tokens) > 2 and line.tokens[-2].type == "EQUAL":
                 k = self._block(item, lines, k)
@@ -201,18 +221,18 @@ class Lexer:
             item.broken |= line.broken
             if line.tab:
                 item.broken = True
-                self.errors.append(problems.tab(self._margin(line)))
+                self._error(problems.tab(self._margin(line)))
             elif k == start:
                 item.tokens.append(_mark("_INDENT", first))
             elif line.indent != lines[start].indent:
                 item.broken = True
-                self.errors.append(problems.uneven(self.span(first), self._margin(lines[start]), lines[start].indent, line.indent))
+                self._error(problems.uneven(self.span(first), self._margin(lines[start]), lines[start].indent, line.indent))
             item.tokens += line.tokens
             item.tokens.append(_mark("_NEWLINE", item.tokens[-1]))
             k += 1
         if k == start:
             if not item.broken:
-                self.errors.append(problems.no_block(self.span(item.tokens[-2]), str(item.tokens[1])))
+                self._error(problems.no_block(self.span(item.tokens[-2]), str(item.tokens[1])))
             item.broken = True
         else:
             item.tokens.append(_mark("_DEDENT", item.tokens[-1]))
@@ -234,6 +254,11 @@ class Lexer:
 STARTS = frozenset(word.upper() for word in STATEMENTS)
 
 
+def in_order(errors: list[Diagnostic]) -> list[Diagnostic]:
+    """The errors in the order of the text, the first MAX_ERRORS of them."""
+    return sorted(errors, key=lambda e: (e.span.line, e.span.col) if e.span else (0, 0))[:MAX_ERRORS]
+
+
 def _begins(tokens: list[Token], k: int) -> bool:
     """Whether `tokens[k]`, first of its line, looks like the start of a statement: a keyword, or names up to an `=`."""
     if tokens[k].type in STARTS:
@@ -242,6 +267,14 @@ def _begins(tokens: list[Token], k: int) -> bool:
     while k < len(tokens) and tokens[k].line == line and tokens[k].type in ("NAME", "COMMA", "COLON"):
         k += 1
     return k < len(tokens) and tokens[k].type == "EQUAL" and tokens[k].line == line
+
+
+def _dangles(line: _Line | None) -> bool:
+    """Whether a line stops so early that its own error explains why the next one is indented."""
+    if line is None:
+        return False
+    last = line.tokens[-2].type  # before its _NEWLINE
+    return last in CONTINUES or last in ("EQUAL", "COMMA") or (line.tokens[0].type == "DEF" and last == "COLON")
 
 
 def _mark(kind: str, near: Token) -> Token:
@@ -255,5 +288,3 @@ def span_of(file: str, token: Token) -> Span:
     """A token's span; tokens from the lexer always know their place."""
     return Span(file, token.line or 1, token.column or 1, token.end_line or 1, token.end_column or 1)
 
-
-__all__ = ["Item", "Label", "Lexer", "span_of"]

@@ -1,17 +1,18 @@
 """From text to the syntax tree. In: a `Source`. Out: `ast.Module`, or a `CodaError` with every syntax error found (C01xx).
 
-Each item (a signature, a def, an alias, a statement) is parsed by itself, so an error in one hides none in the next. The parser is Lark's LALR(1), built
-from grammar.lark on first use (about 60 ms; no cache file to go stale).
+Each item (a signature, a def, an alias, a statement) is parsed by itself, so an error in one hides none in the next. The parser is Lark's
+LALR(1), built from grammar.lark on first use (about 60 ms; no cache file to go stale).
 Non-goals: names, types and axes (ir/build).
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from lark import Lark
 from lark.exceptions import UnexpectedToken
@@ -22,12 +23,11 @@ from ..diagnostics.model import CodaError, Diagnostic
 from ..source import Source, Span
 from . import ast, problems
 from .explain import explain
-from .lexer import Item, Lexer
+from .lexer import MAX_ERRORS, Item, Lexer, in_order, span_of
 from .tree import Builder, Line, Refused
+from .words import FOREIGN, PYTHON
 
 _LOCK = threading.Lock()
-MAX_ERRORS = 20
-
 
 class _Ready(LarkLexer):
     """The tokens are ready: `lexer.Lexer` made them."""
@@ -35,7 +35,7 @@ class _Ready(LarkLexer):
     def __init__(self, conf: object) -> None:
         pass
 
-    def lex(self, data: list[Token]) -> Iterator[Token]:  # type: ignore[override]
+    def lex(self, data: list[Token]) -> Iterator[Token]:
         return iter(data)
 
 
@@ -55,11 +55,12 @@ def parse(source: Source) -> ast.Module:
     with _LOCK:
         lark, builder = _machine()
         for item in items:
+            if len(errors) >= MAX_ERRORS:
+                raise CodaError(in_order(errors), (source,))
             nodes.append((item, _parse_item(lark, builder, source, item, errors)))
     module = _assemble(source, nodes, errors)
     if errors:
-        errors.sort(key=lambda e: (e.span.line, e.span.col) if e.span else (0, 0))
-        raise CodaError(errors[:MAX_ERRORS], (source,))
+        raise CodaError(in_order(errors), (source,))
     return module
 
 
@@ -68,12 +69,22 @@ def _parse_item(lark: Lark, builder: Builder, source: Source, item: Item, errors
         return None
     builder.begin(source.file)
     try:
-        return lark.parse(item.tokens)  # type: ignore[arg-type]
+        _refuse_foreign(source.file, item.tokens)
+        return lark.parse(item.tokens)
     except UnexpectedToken as error:
-        errors.append(explain(source, item.tokens, error))
+        errors.append(explain(source.file, item.tokens, error.token, error.expected))
     except Refused as error:
         errors.append(error.problem)
     return None
+
+
+def _refuse_foreign(file: str, tokens: list[Token]) -> None:
+    """A line that starts with another language's statement says so, rather than what its second word breaks."""
+    for k, token in enumerate(tokens[:-1]):
+        if token in FOREIGN and (k == 0 or tokens[k - 1].type in ("_NEWLINE", "_INDENT")):
+            after = tokens[k + 1].type
+            if after == "NAME" or (token in PYTHON and after not in ("EQUAL", "COMMA")) or (after == "_NEWLINE" and len(tokens) == 2):
+                raise Refused(problems.foreign(span_of(file, token), str(token), FOREIGN[str(token)]))
 
 
 def _assemble(source: Source, nodes: list[tuple[Item, Any]], errors: list[Diagnostic]) -> ast.Module:

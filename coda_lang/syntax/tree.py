@@ -1,5 +1,5 @@
-"""From the parser's reductions to the syntax tree. In: tokens, as Lark's LALR(1) parser reduces them. Out: nodes of `ast`, and the errors which the
-grammar is too wide to see. One method a rule of grammar.lark.
+"""From the parser's reductions to the syntax tree. In: tokens, as Lark's LALR(1) parser reduces them. Out: nodes of `ast`, and the errors
+which the grammar is too wide to see. One method a rule of grammar.lark.
 
 Non-goals: names and types; the order of statements in a file (parse.py).
 """
@@ -130,13 +130,16 @@ class Builder(Transformer):
     def call(self, fn: Token, bracket: ast.Bracket | None, _open: Token, arguments: list[Any] | None, close: Token) -> ast.Call:
         args: list[ast.Expr] = []
         kwargs: list[tuple[ast.Name, ast.Expr]] = []
+        named: set[str] = set()
         for a in arguments or ():
             if isinstance(a, tuple):
-                if any(name.name == a[0].name for name, _ in kwargs):
-                    raise Refused(Diagnostic("C0126", f"`{a[0].name}` is given twice", a[0].span, help="remove one"))
+                if a[0].name in named:
+                    raise Refused(problems.arguments(a[0].span, f"`{a[0].name}` is given twice", "remove one"))
+                named.add(a[0].name)
                 kwargs.append(a)
             elif kwargs:
-                raise Refused(Diagnostic("C0126", "a positional argument after a named one", a.span, help="name this one too, or move it to the front"))
+                mend = "move it to the front, or name it too; a comparison is `==`"
+                raise Refused(problems.arguments(a.span, "a positional argument after a named one", mend))
             else:
                 args.append(a)
         node = ast.Call(self.callee(fn), bracket, tuple(args), tuple(kwargs), span=self.at(fn).to(self.at(close)))
@@ -165,10 +168,10 @@ class Builder(Transformer):
     def extent(self, token: Token) -> int:
         value = self.value_of(token)
         if not isinstance(value, int) or value < 1:
-            raise Refused(Diagnostic("C0117", f"`{problems.short(token)}` is not an extent", self.at(token), help="an extent is a whole number, 1 or more"))
+            raise Refused(problems.extent(self.at(token), str(token)))
         return value
 
-    def type(self, dtype: Token, axes: tuple[ast.AxisSpec, ...] | None, closer: Token) -> ast.TypeExpr:
+    def stored(self, dtype: Token, axes: tuple[ast.AxisSpec, ...] | None, closer: Token) -> ast.TypeExpr:
         return ast.TypeExpr(str(dtype), axes or (), span=self.at(dtype).to(self.at(closer)))
 
     def input(self, const: Token | None, name: Token, type: ast.TypeExpr) -> ast.Input:
@@ -219,7 +222,7 @@ class Builder(Transformer):
         span = self.at(name).to(self.at(dtype))
         return Annotated(ast.Target(self.name_of(name), str(dtype), span=span), span)
 
-    def tuple(self, *parts: Any) -> Tuple:
+    def tupled(self, *parts: Any) -> Tuple:
         items = [p for p in parts[:-1] if p is not None]
         return Tuple(tuple(items), items[0].span.to(self.at(parts[-1])))
 
@@ -240,13 +243,16 @@ class Builder(Transformer):
             return element.target
         if isinstance(element, ast.Name):
             return ast.Target(element.name, span=element.span)
-        raise Refused(problems.target(element))
+        if isinstance(element, ast.Number) and element.value == float("inf"):
+            raise Refused(problems.reserved(element.span, "inf", "keyword"))
+        raise Refused(problems.target(element.span))
 
     def results(self, group: Group) -> tuple[ast.Expr, ...]:
         found: list[ast.Expr] = []
         for element in group.elements:
             if isinstance(element, Annotated):
-                raise Refused(problems.misplaced_annotation(element.span))
+                mend = "an annotation stands left of the `=`: `name: bf16 = …`; a cast is `bf16(…)`"
+                raise Refused(problems.annotation(element.span, mend))
             if isinstance(element, Tuple):
                 if len(group.elements) > 1:
                     raise Refused(problems.nested_tuple(element.span))
@@ -266,16 +272,17 @@ class Builder(Transformer):
 
     def function(self, keyword: Token, name: Token, bracket: ast.Bracket | None, formals: Any, lines: tuple[Any, ...]) -> ast.Def:
         if bracket is not None and bracket.to is not None:
-            raise Refused(problems.def_arrow(bracket.span))
+            raise Refused(problems.def_shape(bracket.span, "a def's brackets hold axes, without an arrow", "write `def f[d](x) = …`"))
         for line in lines[:-1]:
             if isinstance(line, Line):
-                raise Refused(problems.early_result(line.span, lines[-1].span))
+                raise Refused(problems.unnamed(line.span, lines[-1].span))
         if not isinstance(lines[-1], Line):
             raise Refused(problems.no_result(lines[-1].span, str(name)))
         required = False
         for argument in reversed(formals or ()):
             required |= argument.default is None
             if required and argument.default is not None:
-                raise Refused(problems.default_first(argument.span))
+                mend = "move it behind the others"
+                raise Refused(problems.arguments(argument.span, "an argument with a default before one without", mend))
         axes = bracket.axes if bracket else ()
         return ast.Def(self.name_of(name), axes, formals or (), lines[:-1], lines[-1].results, span=self.at(keyword).to(lines[-1].span))

@@ -21,6 +21,29 @@ FUTURE = {
     "attention": "end the program at q, k and v, and call an attention kernel between two programs",
 }
 
+# First words of statements in other languages: what is written here instead.
+FOREIGN = {
+    "return": "a def's last line is its result, and a program's outputs are those of its signature",
+    "let": "write `name = …`",
+    "var": "write `name = …`",
+    "if": "write `where(condition, a, b)`: both values exist, one is taken",
+    "elif": "write `where(condition, a, b)`, which nests",
+    "else": "write `where(condition, a, b)`",
+    "for": "there are no loops: operators work on whole axes, `sum[d](x)` reduces one",
+    "while": "there are no loops: operators work on whole axes",
+    "import": "there are no imports: the prelude is always there, and a file holds its own defs",
+    "from": "there are no imports: the prelude is always there, and a file holds its own defs",
+    "class": "write a `program` or a `def`",
+    "fn": "write `def name(x) = …`",
+    "func": "write `def name(x) = …`",
+    "function": "write `def name(x) = …`",
+    "kernel": "write `program name(…) -> (…)`",
+    "assert": "write `require d % 8 == 0`",
+    "with": "remove it",
+    "pass": "a def needs a result",
+    "end": "remove it: a program ends where the next one starts",
+}
+
 # Kernels are Python and are called by argument name, so Python's own words cannot be names.
 PYTHON = frozenset(keyword.kwlist) - set(KEYWORDS)
 

@@ -1,1 +1,1 @@
-"""The entries of the error catalog, one file a class of codes; `catalog.py` gathers them. To add a code, add one `Entry` to the tuple of its file."""
+"""The entries of the error catalog, one file a class of codes; `catalog.py` gathers them. A new code is a new `Entry` there."""

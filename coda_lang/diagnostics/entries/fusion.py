@@ -4,4 +4,232 @@ from __future__ import annotations
 
 from ..entry import Entry
 
-ENTRIES: tuple[Entry, ...] = ()
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        "C0401",
+        "a program of several kernels",
+        """An operand of a product comes out of another product. Every row of the second needs whole rows of the first, so the first must be
+        finished: two kernels. This version compiles programs of one product; programs of several come with a later one.""",
+        """
+program mlp(x: bf16[m, d], w: bf16[f, d], v: bf16[e, f]) -> (y: bf16[m, e])
+y = relu(x @ w) @ v
+""",
+        """
+program up(x: bf16[m, d], w: bf16[f, d]) -> (h: bf16[m, f])
+h = relu(x @ w)
+
+program down(h: bf16[m, f], v: bf16[e, f]) -> (y: bf16[m, e])
+y = h @ v
+""",
+        "Write one program a product, the result of the first an input of the second.",
+    ),
+    Entry(
+        "C0402",
+        "a program without a product",
+        """A kernel is anchored on a product, whose tiles carry everything else. Programs without one (a norm, a loss) are map kernels: the same
+        body on loaded tiles. This version does not make them yet.""",
+        """
+program gate(z: bf16[m, n], s: bf16[n]) -> (y: bf16[m, n])
+y = silu(z) * s
+""",
+        """
+program gate(x: bf16[m, k], w: bf16[n, k], s: bf16[n]) -> (y: bf16[m, n])
+y = silu(x @ w) * s
+""",
+        "Write it behind the product that makes its input.",
+    ),
+    Entry(
+        "C0403",
+        "products that cannot share one kernel",
+        """Two products run in one kernel if they are summed, unscaled, into one accumulator (`x @ w + t @ b`), or if they multiply the same rows and
+        have the same columns (`x @ wg` beside `x @ wu`). Lanes may be split on one side of the product only.""",
+        """
+program pair(x: bf16[m, k], w: bf16[n, k], t: bf16[m, r], b: bf16[n, r]) -> (y: bf16[m, n])
+y = x @ w + 0.5 * (t @ b)
+""",
+        """
+program pair(x: bf16[m, k], w: bf16[n, k], t: bf16[m, r], b: bf16[n, r]) -> (y: bf16[m, n])
+y = x @ w + t @ b
+""",
+        "Fold a scale into one of the operands before, or compute one product in a program of its own.",
+    ),
+    Entry(
+        "C0404",
+        "a batched product",
+        """Both operands share an axis that is not contracted: there is one product for each of its positions. A kernel computes one product, in tiles
+        of rows and columns.""",
+        """
+program experts(x: bf16[e, m, k], w: bf16[e, n, k]) -> (y: bf16[e, m, n])
+y = matmul[k](x, w)
+""",
+        """
+program expert(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])
+y = matmul[k](x, w)
+""",
+        "Call the program once for each position, or give the axis to one operand only.",
+    ),
+    Entry(
+        "C0405",
+        "an operand that is computed",
+        """A kernel loads the operands of its product as they are stored, straight into the tensor cores. An operand that is computed from inputs
+        (scaled, added, rounded from f32) would have to be written first by a kernel of its own.
+
+        A factor that carries no contracted axis can be moved behind the product by hand: (x · s) @ w = s · (x @ w).""",
+        """
+program scaled(x: bf16[m, k], w: bf16[n, k], s: f32[m]) -> (y: bf16[m, n])
+y = bf16(x * s) @ w
+""",
+        """
+program scaled(x: bf16[m, k], w: bf16[n, k], s: f32[m]) -> (y: bf16[m, n])
+y = (x @ w) * s
+""",
+        "Move the computation behind the product, or make its result an input.",
+    ),
+    Entry(
+        "C0406",
+        "a result of all tiles inside one tile",
+        """A reduction over all columns (or rows) of a product is complete only when every tile is done; until then each tile has a part of it. So
+        its result cannot be used by the kernel that computes it. What can be done there: store the value and the reduction, and apply
+        the result behind the next product.
+
+        Over a fixed group of inner columns that fits a tile (a head) a statistic is known at once, and this error does not arise.""",
+        """
+program norm(x: bf16[m, k], w: bf16[d, k], g: bf16[d]) -> (y: bf16[m, d])
+y = rmsnorm[d](x @ w, g, 1e-5)
+""",
+        """
+program norm(x: bf16[m, k], w: bf16[d, k], g: bf16[d]) -> (h: bf16[m, d], sumsq: f32[m])
+t     = x @ w
+h     = t * g
+sumsq = sum[d](t * t)
+""",
+        "Output the value and the reduction; apply the result in the next program.",
+    ),
+    Entry(
+        "C0407",
+        "values at different columns of a product",
+        """A tile knows its own columns. Runs of a split axis are different columns, so they cannot meet in one expression, nor be joined in
+        another order; and a run must be a consecutive range of columns that is known when compiling.
+
+        Lanes are different: declare the weight with a lane axis, and its lanes are computed side by side in one tile.""",
+        """
+program gated(x: bf16[m, d], w: bf16[two=512, d]) -> (y: bf16[m, g=256])
+a, b = split[two -> g, u=256](x @ w)
+y = silu(a) * rename[u -> g](b)
+""",
+        """
+program gated(x: bf16[m, d], w: bf16[lane=2, g=256, d]) -> (y: bf16[m, g])
+a, b = x @ w
+y = silu(a) * b
+""",
+        "Split lanes instead of runs.",
+    ),
+    Entry(
+        "C0408",
+        "an axis that the product lacks",
+        """Everything in a kernel happens at a row and a column of its product. A value with a further free axis would use each element of the product
+        once for every position of it. A fixed axis is fine: its positions are lanes.""",
+        """
+program spread(x: bf16[m, k], w: bf16[n, k], r: bf16[n, e]) -> (y: bf16[m, n, e])
+y = expand[e](x @ w) * r
+""",
+        """
+program spread(x: bf16[m, k], w: bf16[n, k], r: bf16[n, e=2]) -> (y: bf16[m, n, e])
+y = expand[e](x @ w) * r
+""",
+        "Fix the extent of the axis, or leave it out.",
+    ),
+    Entry(
+        "C0409",
+        "a reduction of an input",
+        """A kernel reduces values of its own product. A reduction (or `gather`) of something that no product made needs a kernel of its own before
+        this one.""",
+        """
+program normed(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])
+y = (x @ w) * rsqrt(mean[k](x * x) + 1e-5)
+""",
+        """
+program normed(x: bf16[m, k], w: bf16[n, k], ms: f32[m]) -> (y: bf16[m, n])
+y = (x @ w) * rsqrt(ms + 1e-5)
+""",
+        "Make the result an input, reduced by an earlier program (perhaps the one that makes x).",
+    ),
+    Entry(
+        "C0410",
+        "a partial reduction across tiles",
+        """Across tiles, a reduction takes all rows or all columns of the product, in partial results that a small second kernel finishes. Within a tile,
+        it takes the innermost columns. Some outer columns, or some of the rows, are neither.""",
+        """
+program heads(x: bf16[m, d], w: bf16[head, hd=64, d]) -> (s: f32[m, hd])
+s = sum[head](x @ w)
+""",
+        """
+program heads(x: bf16[m, d], w: bf16[head, hd=64, d]) -> (s: f32[m, head])
+s = sum[hd](x @ w)
+""",
+        "Reduce over the innermost columns, or over all of them; or declare the weight with the reduced axes innermost.",
+    ),
+    Entry(
+        "C0411",
+        "a statistic that no tile holds",
+        """A statistic over a group of columns (the norm of a head) is used by the kernel that computes it if one tile holds the whole group. So its
+        extent must be fixed, at most 256, and 1, 2, 4 or a multiple of 8.""",
+        """
+program heads(x: bf16[m, d], w: bf16[head, hd, d], g: bf16[hd]) -> (y: bf16[m, head, hd])
+y = rmsnorm[hd](x @ w, g, 1e-6)
+""",
+        """
+program heads(x: bf16[m, d], w: bf16[head, hd=128, d], g: bf16[hd]) -> (y: bf16[m, head, hd])
+y = rmsnorm[hd](x @ w, g, 1e-6)
+""",
+        "Fix the extent of the group in the signature.",
+    ),
+    Entry(
+        "C0412",
+        "a gather across tiles",
+        """`gather` picks, for each row, the element of the product whose column equals the index (or, for each column, the row). The axis must be all of
+        the product's columns, and the index must be known to every tile: computed from inputs without that axis.""",
+        """
+program picked(x: bf16[m, d], w: bf16[head, v, d], i: i64[m, head]) -> (z: f32[m, head])
+z = gather[v](x @ w, i)
+""",
+        """
+program picked(x: bf16[m, d], w: bf16[v, d], i: i64[m]) -> (z: f32[m])
+z = gather[v](x @ w, i)
+""",
+        "Gather along the only column axis of the product.",
+    ),
+    Entry(
+        "C0413",
+        "a finished reduction spread out again",
+        """A reduction is finished by a small second kernel that makes one value a row, one a column, or a scalar. Spreading finished values over
+        rows and columns would need a third kernel.""",
+        """
+program outer(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])
+z = x @ w
+y = expand[n](sum[n](z)) * sum[m](z)
+""",
+        """
+program outer(x: bf16[m, k], w: bf16[n, k]) -> (rows: f32[m], columns: f32[n])
+z = x @ w
+rows = sum[n](z)
+columns = sum[m](z)
+""",
+        "Output the reductions, and do this step in the next program.",
+    ),
+    Entry(
+        "C0414",
+        "an output of the wrong extent",
+        """A tile writes values that have all the rows of the product; a finisher writes one value a row, one a column, or a scalar. An output with only
+        some of the rows, or with lanes of a finished reduction, is none of these.""",
+        """
+program sums(x: bf16[m, d], w: bf16[f, lane=2, d]) -> (s: f32[m, lane])
+s = sum[f](x @ w)
+""",
+        """
+program sums(x: bf16[m, d], w: bf16[f, lane=2, d]) -> (gate: f32[m], up: f32[m])
+gate, up = sum[f](x @ w)
+""",
+        "Make one output for each lane, or keep all the rows.",
+    ),
+)
