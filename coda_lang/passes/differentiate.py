@@ -1,14 +1,14 @@
 """Reverse mode on a tensor program: every float input that may have a gradient gets one, by the operator table's rules alone.
 
 In: a checked program. Out: its derivative, a program again: the inputs and one cotangent per float output come in, one gradient per
-differentiable input goes out, of that input's axes and dtype, rounded once after summing in f32. The forward equations are part of it, as if
-everything were recomputed; which of them are saved instead is decided later (`residuals`). Non-goals: storage, kernels, fusing.
+differentiable input goes out, of that input's axes and dtype, rounded once after summing in f32. The forward equations are part of
+it, as if everything were recomputed; which of them are saved instead is decided later. Non-goals: storage, kernels, fusing.
 
 Un-broadcasting happens in one place, `unbroadcast`: the gradient of a row vector is a sum over rows, of a column vector a sum over
 columns, of a scalar both. Integers, `const` inputs and what `stop_gradient` hides have none.
 
-The branch of a choice that is not taken contributes exactly 0, even where its value or slope is NaN or infinite: a zero cotangent alone would
-not do (0 · NaN is NaN), so cotangents inside a branch carry its condition as a `guard`, applied again after each rule.
+The branch of a choice that is not taken contributes exactly 0, even where its value or slope is NaN or infinite: a zero cotangent
+alone would not do (0 · NaN is NaN), so cotangents inside a branch carry its condition as a `guard`, applied again after each rule.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Part:
 
 
 def differentiate(program: Program) -> Derivative:
-    """The derivative of a program. Raises CodaError C0511 for a `forward` program, C0512 where no input has a gradient, C0513 where no output is a float."""
+    """The derivative. Raises CodaError: C0511 for a `forward` program, C0512 where no input has a gradient, C0513 where no output is a float."""
     wanted = tuple(t for t in program.inputs if t.dtype.kind == "float" and not t.const)
     sources = tuple(o for o in program.outputs if o.tensor.dtype.kind == "float")
     _refuse(program, bool(wanted), bool(sources))
@@ -146,6 +146,8 @@ def _refuse(program: Program, wanted: bool, sources: bool) -> None:
     if program.forward_only:
         stop("C0511", f"`{program.name}` is a `forward` program: it has no derivative", "drop the word `forward`")
     if not wanted:
-        stop("C0512", f"no input of `{program.name}` has a gradient: all are integers or `const`", "write `forward program`, or drop `const`")
+        message = f"no input of `{program.name}` has a gradient: all are integers or `const`"
+        stop("C0512", message, "write `forward program`, or drop `const`")
     if not sources:
-        stop("C0513", f"no output of `{program.name}` is a float, so there is nothing to differentiate", "write `forward program`")
+        message = f"no output of `{program.name}` is a float, so there is nothing to differentiate"
+        stop("C0513", message, "write `forward program`")
