@@ -8,18 +8,21 @@ Non-goals: parsing command lines, printing (`cli`), running on tensors (`torch_a
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from .diagnostics.model import CodaError, Diagnostic, InternalError
 from .source import Source
 
 if TYPE_CHECKING:
+    from .backend_cute.manifest import Manifest
     from .ir.graph import Program
     from .ir.kernels import Plan
 
@@ -106,7 +109,15 @@ def check(text_or_path: str | os.PathLike[str] | Source, options: Options = Opti
 
     Raises CodaError with all errors of the first stage that has any.
     """
-    return plan(text_or_path, options)
+    from . import passes
+    from .backend_cute.lower import lower
+
+    def checked(program: Program) -> Plan:
+        found = passes.run(program)
+        lower(found)
+        return found
+
+    return tuple(_each(read(text_or_path), options, checked))
 
 
 def programs(text_or_path: str | os.PathLike[str] | Source, options: Options = Options()) -> tuple[Program, ...]:
@@ -176,6 +187,52 @@ def emit(text_or_path: str | os.PathLike[str] | Source, options: Options = Optio
 
             text = inline(text)
     return text
+
+
+def build(
+    text_or_path: str | os.PathLike[str] | Source,
+    directory: str | os.PathLike[str],
+    options: Options = Options(),
+    *,
+    arch: str = "sm_90a",
+    configs: Iterable[str] = (),
+) -> Manifest:
+    """Compile the kernels to shared libraries in `directory`, with a manifest and the emitted module, for `load`. Needs no GPU.
+
+    `configs` are keys of tile configurations, or "all"; without any, a few that serve small and large shapes.
+    Raises CodaError for errors of the source, a missing package, an unknown configuration, a folder that cannot be written.
+    """
+    from .backend_cute import compile, errors
+    from .backend_cute.configs import offered, portfolio
+    from .backend_cute.spec import Gemm
+
+    text = emit(text_or_path, options)
+    for module, package in (("torch", "torch"), ("cutlass", "nvidia-cutlass-dsl"), ("tvm_ffi", "apache-tvm-ffi")):
+        if importlib.util.find_spec(module) is None:
+            raise errors.refuse(errors.TOOLS, f"compiling kernels needs {package}", help="pip install 'coda-lang[cute]'")
+    from .backend_cute.load import functions_of, import_file
+
+    name, wanted = os.fspath(directory), tuple(configs)
+    try:
+        os.makedirs(name, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kernel.py"
+            path.write_text(text, encoding="utf-8")
+            found = functions_of(import_file(path))
+            gemms = [k for fn in found for k in fn.program.kernels if isinstance(k, Gemm)]
+            known = {c.key for gemm in gemms for c in offered(gemm)}
+            for key in set(wanted) - known - {"all"}:
+                raise CodaError([Diagnostic("C0803", f"there is no configuration {key}", notes=(f"there are {', '.join(sorted(known))}",))])
+            chosen = {
+                gemm.name: tuple(c for c in offered(gemm) if "all" in wanted or c.key in wanted) if wanted else portfolio(gemm)
+                for gemm in gemms
+            }
+            functions = {n: f for fn in found for n, f in fn.functions.items()}
+            return compile.build([fn.program for fn in found], functions, Path(name), configs=chosen, module=path, arch=arch)
+    except FileExistsError:
+        raise _unwritable(name, "it is a file, and a folder is wanted") from None
+    except OSError as e:
+        raise _unwritable(name, e.strerror or str(e)) from None
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:

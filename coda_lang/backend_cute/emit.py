@@ -1,8 +1,8 @@
 """The text of kernel.py: scalar functions with `# src:` comments, records, references, callables.
 
-In: plans. Out: one readable Python module that `ruff format` leaves as it is; it is the key of the compile cache. Each program has one scalar
-function a phase and a finisher, the record of its kernels, a reference (the program as written, in straight-line torch over named axes) and a
-function of its name. Non-goals: running it (`function`), inlining the runtime (`standalone`).
+In: plans. Out: one readable Python module that `ruff format` leaves as it is; it is the key of the compile cache. Each program has one
+scalar function a phase and a finisher, the record of its kernels, a reference (the program as written, in straight-line torch over
+named axes) and a function of its name. Non-goals: running it (`function`), inlining the runtime (`standalone`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def _docstring(plans: Sequence[Plan]) -> str:
     files = list(dict.fromkeys(p.program.span.file for p in plans if p.program.span))
     names = ", ".join(p.program.name for p in plans)
     lines = [f'"""{names}: fused kernels made by codac' + (f" from {', '.join(files)}." if files else "."), ""]
-    lines += ["Each program is a function on torch tensors: kernels on a GPU, the reference on the CPU. `python FILE` checks it against float64.", '"""']
+    lines += [
+        "Each program is a function on torch tensors: kernels on a GPU, the reference on the CPU. `python FILE` checks it against float64.",
+        '"""',
+    ]
     return "\n".join(line if len(line) <= WIDTH else textwrap.fill(line, WIDTH) for line in lines)
 
 
@@ -146,7 +149,10 @@ class _Reference:
         lines, known = body(p.eqns, [o.value for o in p.outputs], self.right)
         stores = [self.store(o) for o in p.outputs]
         names = [safe(t.name) for t in p.inputs]
-        out = [f"def {p.name}_reference({', '.join(['f', *names])}):", f'    """{p.name} as written; each value has one dim for each of the axes {", ".join(a.name for a in p.axes)}."""']
+        out = [
+            f"def {p.name}_reference({', '.join(['f', *names])}):",
+            f'    """{p.name} as written; each value has one dim for each of the axes {", ".join(a.name for a in p.axes)}."""',
+        ]
         out.append(f"    {', '.join(self.dims.values())}{',' if self.rank == 1 else ''} = range({self.rank})")
         out.append(f"    size = ({', '.join(self.size(a.name) for a in p.axes)}{',' if self.rank == 1 else ''})")
         out += [f"    {n} = f.load({n}, {self.tuple(t.axes)}, {self.rank})" for n, t in zip(names, p.inputs)]

@@ -40,10 +40,14 @@ def phase_name(plan: k.Plan, kernel: k.Kernel, phase: int = 0) -> str:
 
 def _too_wide(plan: k.Plan, gemm: s.Gemm) -> Diagnostic:
     return Diagnostic(
-        "C0601", f"no tile holds `{gemm.name}`: {gemm.segments} accumulators side by side, each in steps of {gemm.granule} columns, with {len(gemm.sinks)} results",
-        plan.program.span, "this program",
+        "C0601",
+        f"no tile holds `{gemm.name}`: {gemm.segments} accumulators side by side, each in steps of {gemm.granule} columns, "
+        f"with {len(gemm.sinks)} results",
+        plan.program.span,
+        "this program",
         notes=("a tile has at most 256 columns in all, and its operands, tile loads and stores share 227 KiB",),
-        help="use smaller groups of columns or fewer lanes, or store fewer outputs")  # fmt: skip
+        help="use smaller groups of columns or fewer lanes, or store fewer outputs",
+    )
 
 
 class _Lowering:
@@ -61,17 +65,30 @@ class _Lowering:
         return self.lower_gemm(self.source) if isinstance(self.source, k.Gemm) else self.lower_finish(self.source)
 
     def lower_gemm(self, g: k.Gemm) -> s.Gemm:
-        products = tuple(s.Product(self.operand(p.a, "row", p.over), tuple(self.operand(b, "col", p.over) for b in p.b)) for p in g.products)
+        products = tuple(
+            s.Product(self.operand(p.a, "row", p.over), tuple(self.operand(b, "col", p.over) for b in p.b)) for p in g.products
+        )
         ports = tuple(map(self.port, g.ports))
         phases = tuple(
-            s.Phase(phase_name(self.plan, g, i), tuple(s.Group(x.kind, fixed_product(self.plan.program, x.over) or 1) for x in phase.statistics))
+            s.Phase(
+                phase_name(self.plan, g, i), tuple(s.Group(x.kind, fixed_product(self.plan.program, x.over) or 1) for x in phase.statistics)
+            )
             for i, phase in enumerate(g.phases)
         )
         sinks = tuple(map(self.sink, g.sinks))
         steps = lcm(granule(self.plan.program, self.plan), *(group.size for phase in phases for group in phase.groups))
         return s.Gemm(
-            g.name, tuple(self.tensors.values()), products, phases, ports, sinks, tuple(self.free), self.sizes(g.rows), self.sizes(g.cols), steps
-        )  # fmt: skip
+            g.name,
+            tuple(self.tensors.values()),
+            products,
+            phases,
+            ports,
+            sinks,
+            tuple(self.free),
+            self.sizes(g.rows),
+            self.sizes(g.cols),
+            steps,
+        )
 
     def lower_finish(self, f: k.Finish) -> s.Finish:
         for p in f.partials:
@@ -86,7 +103,7 @@ class _Lowering:
         outputs = tuple(r.tensor for r in f.results)
         return s.Finish(
             f.name, tuple(self.tensors.values()), partials, phase_name(self.plan, f), outputs, self.sizes(f.axes), ports, tuple(self.free)
-        )  # fmt: skip
+        )
 
     # --- tensors and extents ---------------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class _Fill(ast.NodeTransformer):
     def __init__(self, args: Mapping[str, ast.expr]) -> None:
         self.args = args
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802
+    def visit_Name(self, node: ast.Name) -> ast.expr:
         return self.args.get(node.id, node)
 
 
@@ -69,7 +69,9 @@ class Line:
         return f"    {self.name} = {self.value}" + (f"  # src: {self.source}" if self.source else "")
 
 
-def body(eqns: Iterable[Eqn], results: Iterable[Atom], right: Callable[[Eqn, Sequence[ast.expr]], ast.expr] = scalar) -> tuple[list[Line], dict[str, ast.expr]]:
+def body(
+    eqns: Iterable[Eqn], results: Iterable[Atom], right: Callable[[Eqn, Sequence[ast.expr]], ast.expr] = scalar
+) -> tuple[list[Line], dict[str, ast.expr]]:
     """Assignments, one a named value; temporaries of one use and one source line stand where they are used.
 
     The mapping gives the expression of every value, for results.
@@ -136,7 +138,20 @@ def _given(record: object) -> list[tuple[str, object]]:
         if f.default is not MISSING and value == f.default and type(value) is type(f.default):
             named = True
             continue
-        named = named or f.name in ("ports", "sinks", "extents", "rows", "cols", "inputs", "outputs", "kernels", "requires", "products", "phases", "tensors")
+        named = named or f.name in (
+            "ports",
+            "sinks",
+            "extents",
+            "rows",
+            "cols",
+            "inputs",
+            "outputs",
+            "kernels",
+            "requires",
+            "products",
+            "phases",
+            "tensors",
+        )
         out.append((f"{f.name}=" if named and not type(record).__name__ == "Matrix" or named and f.default is not MISSING else "", value))
     return out
 

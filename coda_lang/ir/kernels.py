@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .graph import Atom, Eqn, Lit, Program, Var
+from .graph import Atom, Eqn, Program, Var
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ At = Along | int  # an int is a fixed coordinate: a lane
 
 @dataclass(frozen=True)
 class Access:
-    """One element of a stored tensor: a coordinate for each of its axes, in storage order. `lanes` is the axis whose lanes travel together."""
+    """One element of a stored tensor: a coordinate for each axis, in storage order. The lanes of the axis `packed` travel together."""
 
     tensor: str
     at: tuple[tuple[str, At], ...]
@@ -161,8 +161,8 @@ Sink = Store | Reduce | Point
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix in a stored tensor. `outer` (rows of A, columns of the product for B) and `inner` (contracted) pair each of the tensor's axes with
-    the program's name for it, in storage order; they differ after `rename`. `at` pins lanes."""
+    """A matrix in a stored tensor. `outer` (rows of A, columns of the product for B) and `inner` (contracted) pair each of the tensor's
+    axes with the program's name for it, in storage order; they differ after `rename`. `at` pins lanes."""
 
     tensor: str
     outer: tuple[tuple[str, str], ...]
@@ -265,7 +265,8 @@ Kernel = Gemm | Finish
 
 @dataclass(frozen=True)
 class Layout:
-    """How kernels see a stored tensor: its axes merged into modes, last contiguous. `copy` says why the host must rearrange it, "" where it need not."""
+    """How kernels see a stored tensor: its axes merged into modes, last contiguous. `copy` says why the host must rearrange it, "" where it
+    need not."""
 
     tensor: str
     modes: tuple[tuple[str, ...], ...]
@@ -289,7 +290,6 @@ class Plan:
     def layout(self, tensor: str) -> Layout:
         """The layout of a tensor; KeyError where no kernel uses it."""
         return {x.tensor: x for x in self.layouts}[tensor]
-
 
 
 # --- text --------------------------------------------------------------------------------------------------------------
@@ -334,6 +334,9 @@ def to_text(plan: Plan) -> str:
         out += ["", *_lines(kernel)]
     if plan.layouts:
         out += ["", "storage"]
-        out += [f"  {x.tensor} " + "".join(f"({' '.join(m)})" for m in x.modes) + (f"  copied: {x.copy}" if x.copy else "") for x in plan.layouts]
+        out += [
+            f"  {x.tensor} " + "".join(f"({' '.join(m)})" for m in x.modes) + (f"  copied: {x.copy}" if x.copy else "")
+            for x in plan.layouts
+        ]
     out += [f"note: {n}" for n in plan.notes]
     return "\n".join(out) + "\n"

@@ -15,26 +15,33 @@ from .state import Accumulator, Anchor, State, Stored, Term, definitions, listed
 
 
 def anchor(state: State) -> State:
-    """The pass. Raises CodaError (C0402 to C0405)."""
-    program = state.program
+    """The pass. Raises CodaError (C0401 to C0405)."""
+    return replace(state, anchors=candidates(state.program, lane_axes(state.program)))
+
+
+def candidates(program: Program, lanes: frozenset[str]) -> tuple[Anchor, ...]:
+    """The anchors with these axes as lanes. Raises CodaError where there is none."""
     products = [e for e in program.eqns if e.op == ops.CONTRACT.name]
     if not products:
         raise CodaError([_no_product(program)])
     problems: list[Diagnostic] = []
-    accumulators = [(var, eqn, terms) for var, eqn, terms in _accumulators(program)]
+    accumulators = _accumulators(program)
     factors = {e.out.name: _factors(program, e, problems) for e in products}
     if problems:
         raise CodaError(problems)
-    lanes = lane_axes(program)
-    first, over = accumulators[0][2][0], _over(accumulators[0][2][0])
-    found, why = [], []
+    first = accumulators[0][2][0]
+    found: list[Anchor] = []
+    why: list[Diagnostic] = []
     for operand in factors[first.out.name]:
-        rows = tuple(own for _, own in operand.axes if own not in over)
-        result = _orient(program, rows, accumulators, factors, lanes)
-        (found if isinstance(result, Anchor) else why).append(result)
+        rows = tuple(name for _, name in operand.axes if name not in _over(first))
+        result = _orient(rows, accumulators, factors, lanes)
+        if isinstance(result, Anchor):
+            found.append(result)
+        else:
+            why.append(result)
     if not found:
         raise CodaError([why[0]])
-    return replace(state, anchors=tuple(found))
+    return tuple(found)
 
 
 def lane_axes(program: Program) -> frozenset[str]:
@@ -73,10 +80,16 @@ def _factors(program: Program, e: Eqn, problems: list[Diagnostic]) -> tuple[Stor
     """The stored operands of one product."""
     if e.attr("batch"):
         batch = listed(tuple(e.attr("batch")))  # type: ignore[arg-type]
-        problems.append(Diagnostic(
-            "C0404", f"this product has the batch axis {batch}: one product for each of its positions", e.span, "a batched product",
-            notes=("version 1 compiles products whose operands share only contracted axes",),
-            help=f"rename {batch} on one side if every pair is wanted, or contract it too"))  # fmt: skip
+        problems.append(
+            Diagnostic(
+                "C0404",
+                f"this product has the batch axis {batch}: one product for each of its positions",
+                e.span,
+                "a batched product",
+                notes=("version 1 compiles products whose operands share only contracted axes",),
+                help=f"rename {batch} on one side if every pair is wanted, or contract it too",
+            )
+        )
         return ()
     return tuple(f for a in e.args if isinstance(a, Var) and (f := _stored(program, a, e, problems)))
 
@@ -102,7 +115,7 @@ def _stored(program: Program, var: Var, product: Eqn, problems: list[Diagnostic]
     return Stored(var.name, tuple((a, names[a]) for a in stored if a in names), tuple((a, at[a]) for a in stored if a in at))
 
 
-def _orient(program: Program, rows: tuple[str, ...], accumulators: list, factors: dict, lanes: frozenset[str]) -> Anchor | Diagnostic:
+def _orient(rows: tuple[str, ...], accumulators: list, factors: dict, lanes: frozenset[str]) -> Anchor | Diagnostic:
     """The anchor whose row operands have the axes `rows`, or why there is none."""
     found: list[Accumulator] = []
     for var, eqn, products in accumulators:
@@ -121,14 +134,27 @@ def _orient(program: Program, rows: tuple[str, ...], accumulators: list, factors
     for acc in found:
         if set(rows) & lanes:
             where = tuple(sorted(set(rows) & lanes))
-            return Diagnostic("C0403", f"lanes of {listed(where)} are wanted on both sides of the product", acc.eqn.span, "this product", help="split one side only")
+            return Diagnostic(
+                "C0403",
+                f"lanes of {listed(where)} are wanted on both sides of the product",
+                acc.eqn.span,
+                "this product",
+                help="split one side only",
+            )
         if {(t.a, frozenset(t.over)) for t in acc.terms} != shared or len(acc.terms) != len(first.terms):
             return _apart(first.eqn, acc.eqn, "it does not multiply the same stored rows")
         if tuple(a for a in acc.var.ty.axes if a not in rows and a not in lanes) != cols:
-            return _apart(first.eqn, acc.eqn, f"its columns are {listed(tuple(a for a in acc.var.ty.axes if a not in rows))}, not {listed(cols)}")
+            return _apart(
+                first.eqn, acc.eqn, f"its columns are {listed(tuple(a for a in acc.var.ty.axes if a not in rows))}, not {listed(cols)}"
+            )
     if not cols:
-        return Diagnostic("C0403", "every column axis of this product is split into lanes, so no columns are left", first.eqn.span, "this product",
-                          help="give the weight a column axis that is not split")  # fmt: skip
+        return Diagnostic(
+            "C0403",
+            "every column axis of this product is split into lanes, so no columns are left",
+            first.eqn.span,
+            "this product",
+            help="give the weight a column axis that is not split",
+        )
     order = {(t.a, frozenset(t.over)): i for i, t in enumerate(first.terms)}
     sorted_accs = tuple(replace(a, terms=tuple(sorted(a.terms, key=lambda t: order[t.a, frozenset(t.over)]))) for a in found)
     return Anchor(rows, cols, sorted_accs)
@@ -139,9 +165,13 @@ def _orient(program: Program, rows: tuple[str, ...], accumulators: list, factors
 
 def _no_product(program: Program) -> Diagnostic:
     return Diagnostic(
-        "C0402", f"`{program.name}` has no product: it would be a map kernel, which this version does not make", program.span, "no `@` in this program",
+        "C0402",
+        f"`{program.name}` has no product: it would be a map kernel, which this version does not make",
+        program.span,
+        "no `@` in this program",
         notes=("tried: anchor on a product (there is none)", "tried: anchor on a tile load (map kernels come with whole programs)"),
-        help="write it behind the product that makes its input: `y = f(x @ w)`")  # fmt: skip
+        help="write it behind the product that makes its input: `y = f(x @ w)`",
+    )
 
 
 def _computed(operand: Var, e: Eqn, product: Eqn, defs: dict[str, Eqn]) -> Diagnostic:
@@ -150,9 +180,16 @@ def _computed(operand: Var, e: Eqn, product: Eqn, defs: dict[str, Eqn]) -> Diagn
     code = "C0401" if product_first else "C0405"
     why = "it comes out of another product, so two kernels are needed" if product_first else "a kernel loads operands as they are stored"
     return Diagnostic(
-        code, what, product.span, "this product", (Label(e.span, "computed here"),) if e.span else (),
+        code,
+        what,
+        product.span,
+        "this product",
+        (Label(e.span, "computed here"),) if e.span else (),
         notes=(why, "programs of several kernels come with a later version"),
-        help="make it an input of this program, written by an earlier one" if product_first else "store the computed operand first and declare it as an input")  # fmt: skip
+        help="make it an input of this program, written by an earlier one"
+        if product_first
+        else "store the computed operand first and declare it as an input",
+    )
 
 
 def _descends(var: Var, defs: dict[str, Eqn]) -> bool:
@@ -162,7 +199,15 @@ def _descends(var: Var, defs: dict[str, Eqn]) -> bool:
 
 def _apart(first: Eqn, other: Eqn, why: str) -> Diagnostic:
     return Diagnostic(
-        "C0403", "these products cannot share one kernel", other.span, why, (Label(first.span, "the first product"),) if first.span else (),
-        notes=("products share a kernel if they are summed unscaled into one accumulator (`x @ w + t @ b`), or have the same left side and the same columns "
-               "(`x @ wg` beside `x @ wu`)", "programs of several kernels come with a later version"),
-        help="make one product an input of this program, computed by another program")  # fmt: skip
+        "C0403",
+        "these products cannot share one kernel",
+        other.span,
+        why,
+        (Label(first.span, "the first product"),) if first.span else (),
+        notes=(
+            "products share a kernel if they are summed unscaled into one accumulator (`x @ w + t @ b`), "
+            "or have the same left side and the same columns (`x @ wg` beside `x @ wu`)",
+            "programs of several kernels come with a later version",
+        ),
+        help="make one product an input of this program, computed by another program",
+    )

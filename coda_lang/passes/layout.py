@@ -1,14 +1,15 @@
 """In which order the kernel walks its axes, and how it sees each stored tensor: modes, and the tensors that the host must rearrange.
 
-In: a plan whose kernels name axes. Out: the plan with ordered row, column and contracted axes and one `Layout` a tensor. The orders are those
-that cost the fewest bytes of copies at nominal extents. Non-goals: strides at run time (the host checks those), tile shapes.
+In: a plan whose kernels name axes. Out: the plan with ordered row, column and contracted axes and one `Layout` a tensor. The orders are
+those that cost the fewest bytes of copies at nominal extents. Non-goals: strides at run time (the host checks those), tile shapes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise, permutations, product as every
+from itertools import pairwise, permutations
+from itertools import product as every
 from math import lcm, prod
 
 from ..diagnostics.model import CodaError, Diagnostic
@@ -203,7 +204,8 @@ def _misfit(program: Program, modes: Modes, use: Use, orders: Orders, segments: 
     inner = tuple(a for mode in columns[1:] for a in mode)
     size = fixed_product(program, inner)
     if inner and (size is None or size % 8 or size * segments > MAX_COLUMNS):
-        return f"{listed([a for m in columns for a in m])} do not stand together, and {listed(inner)} is no fixed multiple of 8 that fits a tile"
+        apart = listed([a for m in columns for a in m])
+        return f"{apart} do not stand together, and {listed(inner)} is no fixed multiple of 8 that fits a tile"
     return ""
 
 
@@ -235,7 +237,11 @@ def _no_layout(program: Program, uses: dict[str, list[Use]], gemm: Gemm, placeme
                 _, why = _modes(program, _axes(program, tensor), found, orders, len(gemm.accumulators))
                 span = next(t.span for t in (*program.inputs, *(o.tensor for o in program.outputs)) if t.name == tensor)
                 return Diagnostic(
-                    "C0602", f"`{tensor}` is used in ways that no single storage order serves: {why}", span, "this tensor",
-                    notes=("the host may rearrange a tensor before a kernel, but a kernel sees it in one order",), help="pass it twice, under two names",
-                )  # fmt: skip
+                    "C0602",
+                    f"`{tensor}` is used in ways that no single storage order serves: {why}",
+                    span,
+                    "this tensor",
+                    notes=("the host may rearrange a tensor before a kernel, but a kernel sees it in one order",),
+                    help="pass it twice, under two names",
+                )
     raise AssertionError("no order of the columns serves the statistics")

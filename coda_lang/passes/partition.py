@@ -7,16 +7,28 @@ of the tile becomes a store, a reduction over all columns or rows a partial and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product as every
 
 from .. import ops
-from ..ir.graph import Atom, Eqn, Lit, Output, Var
+from ..ir.graph import Atom, Eqn, Output, Var
 from ..ir.kernels import (
-    Access, Along, Finish, Gemm, Operand, Partial, Phase, Plan, Point, Product, Read, Reduce, Result, Run, Sink, Statistic, Store,
-)  # fmt: skip
+    Access,
+    Along,
+    Gemm,
+    Operand,
+    Phase,
+    Plan,
+    Point,
+    Product,
+    Result,
+    Sink,
+    Statistic,
+    Store,
+)
 from ..ir.types import F32, Ty
-from .scalars import IDENTITY, Env, Names, Ports, Scope, reduction
+from .finishers import Finishers
+from .scalars import Env, Names, Ports, Scope, reduction, run_of
 from .state import LANE, Anchor, Place, State, Stored, extents, is_temporary
 
 
@@ -25,20 +37,9 @@ def partition(state: State) -> State:
     return replace(state, plan=_Partition(state).plan())
 
 
-@dataclass
-class _Level:
-    """A finisher in the making: all values of one level and stage."""
-
-    name: str
-    level: str
-    scope: Scope
-    ports: Ports
-    partials: dict[object, Partial] = field(default_factory=dict)
-    results: list[Result] = field(default_factory=list)
-    stage: int = 0
-
-
 class _Partition:
+    """The Gemm of a plan; `Finishers` makes the rest."""
+
     def __init__(self, state: State) -> None:
         assert state.placement is not None
         self.program, self.placement = state.program, state.placement
@@ -55,19 +56,22 @@ class _Partition:
             self.scopes.append(Scope(self.program, self.ports, self._leaf(phase), self.names))
             self.statistics.append({})
         self.sinks: list[Sink] = []
-        self.reduced: dict[object, str] = {}
-        self.levels: dict[tuple[str, int], _Level] = {}
-        self.works: set[str] = set()
+        self.finishers = Finishers(self.program, self.placement, self.scopes[-1], self.sinks)
 
     def plan(self) -> Plan:
         for o in self.program.outputs:
             self._output(o)
         gemm = Gemm(
-            self.program.name, self.anchor.rows, self.anchor.cols, tuple(self._segments().values()), self._products(), self._phases(),
-            self.ports.all(), tuple(self.sinks),
-        )  # fmt: skip
-        finishers = sorted(self.levels.values(), key=lambda x: x.stage)
-        return Plan(self.program, (gemm, *map(self._finish, finishers)))
+            self.program.name,
+            self.anchor.rows,
+            self.anchor.cols,
+            tuple(self._segments().values()),
+            self._products(),
+            self._phases(),
+            self.ports.all(),
+            tuple(self.sinks),
+        )
+        return Plan(self.program, (gemm, *self.finishers.kernels()))
 
     # --- outputs -------------------------------------------------------------------------------------------------------
 
@@ -97,7 +101,7 @@ class _Partition:
                 self._points(o, at, axes)
             return
         level = place.level if place.level != "input" else "row" if axes and rows else "col" if axes else "scalar"
-        into = self._level(level, place.stage)
+        into = self.finishers.level(level, place.stage)
         value = self._unrounded(o.value, o.tensor.dtype.name)
         along: dict[str, Along] = {a: x for a, x in at.items() if isinstance(x, Along)}
         self._call(value, o)
@@ -115,7 +119,7 @@ class _Partition:
     def _call(self, value: Var, o: Output) -> None:
         """A temporary that is stored as an output has the output's name."""
         if value != o.value and is_temporary(value.name) and value.name not in self.accumulators:
-            for scope in [*self.scopes, *(x.scope for x in self.levels.values())]:
+            for scope in [*self.scopes, *self.finishers.scopes()]:
                 scope.called.setdefault(value.name, o.value.name)
 
     def _scalar(self, var: Var, env: Env) -> Atom:
@@ -126,7 +130,7 @@ class _Partition:
         value = self._unrounded(o.value, stored.dtype.name)
         order = tuple(stored.axes)
         pair = self.ports.pair(stored, tuple((a, x if isinstance(x := at[a], Along) else 0) for a in order))
-        run = self._run(at)
+        run = run_of(at, self.extents)
         groups: dict[tuple, list[Atom]] = {}
         self._call(value, o)
         for env in self._positions({a: at[a] for a in order}):
@@ -140,16 +144,9 @@ class _Partition:
         missing = [a for a in self.anchor.cols if a not in axes]
         value = self._unrounded(o.value, o.tensor.dtype.name)
         for env in self._positions(at):
-            first = self.scopes[-1].first(missing, self._run(at))
+            first = self.scopes[-1].first(missing, run_of(at, self.extents))
             access = Access(o.tensor.name, tuple((a, env[a]) for a in o.tensor.axes))
             self.sinks.append(Point(access, self._scalar(value, env), first, o.tensor.dtype.name))
-
-    def _run(self, at: dict[str, Along | str]) -> Run | None:
-        """The run of a kernel axis that these coordinates are about, None where all are whole."""
-        for axis, x in at.items():
-            if isinstance(x, Along) and self.extents[axis] != self.extents[x.axis]:
-                return Run(x.axis, x.start, self.extents[axis] or 0)
-        return None
 
     # --- the Gemm ------------------------------------------------------------------------------------------------------
 
@@ -200,7 +197,7 @@ class _Partition:
             here: Env = {**env, **along, **dict(zip(lanes, choice))}  # type: ignore[dict-item]
             key = (e.out.name, tuple(sorted((a, str(x)) for a, x in here.items())))
             if key not in self.statistics[own - 1]:
-                value = self._masked(before, before.value(e.args[0], here), kind, missing)
+                value = before.masked(before.value(e.args[0], here), kind, missing)
                 hint = scope.hint(e.out.name if not mean else f"{kind}_{e.out.name}", {**env, **dict(zip(lanes, choice))})
                 self.statistics[own - 1][key] = Statistic(Var(self.names.take(hint), Ty(F32)), kind, over, value)
             parts.append(self.statistics[own - 1][key].var)
@@ -212,14 +209,8 @@ class _Partition:
             count *= self.extents[a] or 1
         return scope.divide(total, (count,), e, scope.hint(e.out.name, env))
 
-    def _masked(self, scope: Scope, value: Atom, kind: str, missing: list[str]) -> Atom:
-        """A value that is the same at several columns counts once; for a largest or smallest value that does not matter."""
-        if not missing or kind in ("max", "min", "amax"):
-            return value
-        return scope.builder.apply(ops.WHERE.name, (scope.first(missing), value, Lit(IDENTITY[kind], F32))).atom
-
     def _segments(self) -> dict[tuple[str, tuple[tuple[str, int], ...]], Var]:
-        """Accumulators in the order of products and lanes, not of first use. An unused one is kept where nothing else is (stores of inputs alone)."""
+        """Accumulators in the order of products and lanes, not of first use; at least one."""
         order = {a.var.name: i for i, a in enumerate(self.anchor.accumulators)}
         if not self.segments:
             for acc in self.anchor.accumulators[:1]:
@@ -240,161 +231,6 @@ class _Partition:
 
     def _phases(self) -> tuple[Phase, ...]:
         return tuple(Phase(s.eqns, tuple(stats.values())) for s, stats in zip(self.scopes, self.statistics))
-
-    # --- finishers -----------------------------------------------------------------------------------------------------
-
-    def _level(self, level: str, stage: int) -> _Level:
-        key = (level, stage)
-        if key not in self.levels:
-            names = Names()
-            ports = Ports(self.program, self.placement, names, tiles=False)
-            word = {"row": "rows", "col": "cols", "scalar": "total"}[level]
-            taken = {x.name for x in self.levels.values()}
-            name = f"{self.program.name}_{word}" if f"{self.program.name}_{word}" not in taken else f"{self.program.name}_{word}_{stage}"
-            made = _Level(name, level, None, ports, stage=stage)  # type: ignore[arg-type]
-            made.scope = Scope(self.program, ports, lambda scope, e, env: self._finished(made, e, env), names)
-            self.levels[key] = made
-        return self.levels[key]
-
-    def _finish(self, x: _Level) -> Finish:
-        axes = {"row": self.anchor.rows, "col": self.anchor.cols, "scalar": ()}[x.level]
-        over = x.level if x.level != "scalar" else ""
-        return Finish(x.name, over, axes, tuple(x.partials.values()), x.scope.eqns, tuple(x.results), x.ports.all())
-
-    def _finished(self, into: _Level, e: Eqn, env: Env) -> Atom | None:
-        """What a finisher receives: partials of the Gemm, values that an earlier finisher left."""
-        place = self._place(e.out)
-        if place.level not in ("row", "col", "scalar"):
-            return None
-        if place.level != into.level:  # made by another level: read what it left
-            return self._import(into, e, env, place)
-        if ops.TABLE[e.op].kind != "reduce":
-            return None
-        argument = self._place(e.args[0]) if isinstance(e.args[0], Var) else None
-        if argument is None or not any(isinstance(argument.along().get(a), Along) for a in _reduced(e)):
-            return None  # lanes of finished values
-        if argument.level == "tile":
-            return self._picked(into, e, env) if e.op == ops.GATHER.name else self._partials(into, e, env)
-        return self._second(into, e, env, argument)
-
-    def _work(self, hint: str) -> str:
-        name, n = hint, 2
-        taken = self.works | {t.name for t in self.program.inputs} | {o.tensor.name for o in self.program.outputs}
-        while name in taken:
-            name, n = f"{hint}_{n}", n + 1
-        self.works.add(name)
-        return name
-
-    def _partial(self, into: _Level, key: object, work: str, kind: str, hint: str) -> Var:
-        if key not in into.partials:
-            into.partials[key] = Partial(Var(into.scope.names.take(hint), Ty(F32)), work, kind)
-        return into.partials[key].var
-
-    def _partials(self, into: _Level, e: Eqn, env: Env) -> Atom:
-        """A reduction over all columns, all rows, or both, of a value of the tile."""
-        axes = _reduced(e)
-        at = dict(self._place(e.args[0]).at)  # type: ignore[arg-type]
-        along: Env = {a: x for a, x in at.items() if isinstance(x, Along)}
-        lanes = [a for a in axes if a not in along]
-        kind, mean = reduction(e)
-        kept = "col" if into.level == "col" else "row"
-        held = {x.axis for x in along.values() if isinstance(x, Along)}
-        missing = [a for a in self.anchor.cols if a not in held] if kept == "row" else []
-        scope = self.scopes[-1]
-        choices = list(every(*[range(self.extents[a] or 0) for a in lanes]))
-        outer = {a: x for a, x in env.items() if isinstance(x, int)}
-        batches = [[c] for c in choices] if kind == "lse" else [choices]
-        parts: list[Atom] = []
-        for batch in batches:
-            named = {**outer, **(dict(zip(lanes, batch[0])) if len(batches) > 1 else {})}
-            hint = scope.hint(f"{kind}_{e.out.name}" if mean else e.out.name, named)
-            key = (e.op if not mean else kind, e.args, tuple(sorted(axes)), tuple(sorted(outer.items())), tuple(batch))
-            if key not in self.reduced:
-                values = [scope.value(e.args[0], {**along, **outer, **dict(zip(lanes, c))}) for c in batch]
-                value = self._masked(scope, scope.combine(kind, values, e) if len(values) > 1 else values[0], kind, missing)
-                self.reduced[key] = self._work(f"{hint}_partials")
-                self.sinks.append(Reduce(kind, kept, self.reduced[key], value, self._run(at)))
-            parts.append(self._partial(into, key, self.reduced[key], kind, hint))
-        total = into.scope.combine("max" if kind == "amax" else kind, parts, e) if len(parts) > 1 else parts[0]
-        return self._averaged(into, total, e, axes, env) if mean else total
-
-    def _averaged(self, into: _Level, total: Atom, e: Eqn, axes: tuple[str, ...], env: Env) -> Atom:
-        fixed = 1
-        for a in axes:
-            fixed *= self.extents[a] or 1
-        free = tuple(into.scope.size((a,)) for a in axes if self.extents[a] is None)
-        counts = (*free, *((fixed,) if fixed != 1 else ()))
-        return into.scope.divide(total, counts, e, into.scope.hint(e.out.name, env))
-
-    def _picked(self, into: _Level, e: Eqn, env: Env) -> Atom:
-        """gather: the position whose column is the index writes its value; an index outside gives NaN."""
-        axis = str(e.attr("axis"))
-        at = dict(self._place(e.args[0]).at)  # type: ignore[arg-type]
-        here = at[axis]
-        assert isinstance(here, Along) and isinstance(e.args[0], Var)
-        scope, b = self.scopes[-1], self.scopes[-1].builder
-        outer = {a: x for a, x in env.items() if isinstance(x, int)}
-        key = (e.out.name, tuple(sorted(outer.items())))
-        hint = scope.hint(e.out.name, env)
-        if key not in self.reduced:
-            along: Env = {a: x for a, x in at.items() if isinstance(x, Along)}
-            value = scope.value(e.args[0], {**along, **outer})
-            chosen = b.eq(b.value(scope.index(here)), b.value(scope.value(e.args[1], self._index_env(e, outer)))).atom
-            self.reduced[key] = self._work(hint)
-            kept = self.anchor.rows if into.level == "row" else self.anchor.cols
-            self.sinks.append(Point(Access(self.reduced[key], tuple((a, Along(a)) for a in kept)), value, chosen))
-        picked = self._partial(into, key, self.reduced[key], "only", hint)
-        f = into.scope
-        index = f.builder.value(f.value(e.args[1], self._index_env(e, outer)))
-        inside = (index >= 0) & (index < f.builder.value(f.size((axis,))))
-        return f.builder.where(inside, f.builder.value(picked), Lit(float("nan"), F32)).atom
-
-    def _index_env(self, e: Eqn, outer: dict[str, int]) -> Env:
-        index = e.args[1]
-        if not isinstance(index, Var):
-            return {}
-        known = self.placement.axis_at
-        return {a: outer.get(a, x) if isinstance(x := known[a], Along) else outer[a] for a in index.ty.axes}
-
-    def _second(self, into: _Level, e: Eqn, env: Env, argument: Place) -> Atom:
-        """A reduction over finished rows (or columns): those are left in a work tensor, whose elements are the parts."""
-        axes = _reduced(e)
-        along: Env = dict(argument.along())
-        lanes = [a for a in axes if a not in along]
-        kind, mean = reduction(e)
-        earlier = self._level(argument.level, argument.stage)
-        parts = []
-        for choice in every(*[range(self.extents[a] or 0) for a in lanes]):
-            chosen = {**{a: x for a, x in env.items() if isinstance(x, int)}, **dict(zip(lanes, choice))}
-            value = earlier.scope.value(e.args[0], {**along, **chosen})
-            key = (kind, e.args, tuple(sorted(chosen.items())))
-            work = self._left(earlier, value, earlier.scope.hint(e.args[0].name, chosen))  # type: ignore[union-attr]
-            parts.append(self._partial(into, key, work, kind, into.scope.hint(f"{kind}_{e.out.name}" if mean else e.out.name, chosen)))
-        total = into.scope.combine("max" if kind == "amax" else kind, parts, e) if len(parts) > 1 else parts[0]
-        return self._averaged(into, total, e, axes, env) if mean else total
-
-    def _left(self, level: _Level, value: Atom, hint: str) -> str:
-        """The work tensor in which a finisher leaves a value for a later one."""
-        for r in level.results:
-            if r.value == value and r.tensor in self.works:
-                return r.tensor
-        work = self._work(f"{hint}_finished")
-        level.results.append(Result(work, "f32", value))
-        return work
-
-    def _import(self, into: _Level, e: Eqn, env: Env, place: Place) -> Var:
-        """A scalar that an earlier finisher left, read at every position."""
-        assert place.level == "scalar", f"{e.out.name} of level {place.level} is wanted in {into.level}"
-        earlier = self._level(place.level, place.stage)
-        work = self._left(earlier, earlier.scope.value(e.out, env), earlier.scope.hint(e.out.name, env))
-        key = ("left", work)
-        if key not in into.ports.ports:
-            into.ports.ports[key] = Read((Var(into.scope.names.take(e.out.name), Ty(F32)),), Access(work, ()))
-        return into.ports.ports[key].vars[0]
-
-
-def _reduced(e: Eqn) -> tuple[str, ...]:
-    return (str(e.attr("axis")),) if e.op == ops.GATHER.name else tuple(e.attr("axes"))  # type: ignore[arg-type]
 
 
 def _operand(stored: Stored, over: tuple[str, ...], lanes: dict[str, int]) -> Operand:

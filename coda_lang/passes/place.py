@@ -15,8 +15,8 @@ from ..ir.graph import Atom, Eqn, Lit, Program, Var
 from ..ir.kernels import Along
 from ..ir.types import Ty
 from . import refusals as no
-from .anchor import lane_axes
-from .state import LANE, MAX_COLUMNS, Anchor, Place, Placement, State, extents, fixed_product
+from .anchor import candidates, lane_axes
+from .state import LANE, MAX_COLUMNS, MAX_LANES, Anchor, Place, Placement, State, extents, fixed_product
 
 FINISHED = ("row", "col", "scalar")
 LATE = "logsumexp"  # its partials are pairs: a total is reduced from the tiles' partials at once
@@ -24,26 +24,32 @@ LATE = "logsumexp"  # its partials are pairs: a total is reduced from the tiles'
 
 def place(state: State) -> State:
     """The pass. Raises CodaError (C04xx) where no orientation fits."""
-    best: tuple[int, list[Diagnostic]] | None = None
-    fitting: list[tuple[float, Program, Placement]] = []
-    for rank, anchor in enumerate(state.anchors):
-        groups: frozenset[str] = frozenset()
-        while True:
-            run = _Run(state.program, anchor, groups)
-            program, placement = run.place()
-            if not run.problems:
-                fitting.append((_columns_first(program, placement) - rank / 2, program, placement))
-                break
-            if run.wanted <= groups:  # nothing more can be kept in the tile
-                if best is None or len(run.problems) < best[0]:
-                    best = len(run.problems), run.problems
-                break
-            groups |= run.wanted
+    lanes, anchors = lane_axes(state.program), state.anchors
+    while True:
+        runs = [_attempt(state.program, anchor, lanes) for anchor in anchors]
+        more = frozenset(a for run, *_ in runs for a in run.new_lanes) - lanes
+        if not more:
+            break
+        lanes |= more
+        anchors = candidates(state.program, lanes)
+    fitting = [
+        (_columns_first(program, found) - rank / 2, program, found) for rank, (run, program, found) in enumerate(runs) if not run.problems
+    ]
     if not fitting:
-        assert best is not None
-        raise CodaError(best[1])
+        raise CodaError(min((run.problems for run, *_ in runs), key=len))
     _, program, placement = max(fitting, key=lambda f: f[0])
     return replace(state, program=program, placement=placement)
+
+
+def _attempt(program: Program, anchor: Anchor, lanes: frozenset[str]) -> tuple[_Run, Program, Placement]:
+    """One orientation, with as many statistics kept in the tile as it takes."""
+    groups: frozenset[str] = frozenset()
+    while True:
+        run = _Run(program, anchor, groups, lanes)
+        placed, placement = run.place()
+        if not run.problems or run.wanted <= groups:
+            return run, placed, placement
+        groups |= run.wanted
 
 
 def _columns_first(program: Program, placement: Placement) -> float:
@@ -60,10 +66,10 @@ def _columns_first(program: Program, placement: Placement) -> float:
 class _Run:
     """One attempt: an orientation, and which reductions over all columns are kept in the tile."""
 
-    def __init__(self, program: Program, anchor: Anchor, groups: frozenset[str]) -> None:
+    def __init__(self, program: Program, anchor: Anchor, groups: frozenset[str], lanes: frozenset[str]) -> None:
         self.program, self.anchor, self.groups = program, anchor, groups
         self.extents = extents(program)
-        self.lanes = set(lane_axes(program))
+        self.lanes = set(lanes)
         self.places: dict[str, Place] = {t.name: Place("input") for t in program.inputs}
         self.eqns: list[Eqn] = []
         self.defs: dict[str, Eqn] = {e.out.name: e for e in program.eqns}
@@ -74,6 +80,7 @@ class _Run:
         self.problems: list[Diagnostic] = []
         self.poisoned: set[str] = set()
         self.wanted: set[str] = set()
+        self.new_lanes: set[str] = set()
 
     def place(self) -> tuple[Program, Placement]:
         for e in self.program.eqns:
@@ -132,7 +139,9 @@ class _Run:
                 if axis not in at and not self.resolve(axis, at):
                     return self.refuse(no.unknown_axis(e, axis, self.anchor))
         if not late:
-            return Place("tile", tuple(at.items()), max(p.phase for p in tiles), because=next((p.because for p in tiles if p.because), None))
+            return Place(
+                "tile", tuple(at.items()), max(p.phase for p in tiles), because=next((p.because for p in tiles if p.because), None)
+            )
         return self.finished(e, at, late)
 
     def resolve(self, axis: str, at: dict[str, Along | str]) -> bool:
@@ -222,7 +231,12 @@ class _Run:
         if any(p.level in FINISHED for p in places):
             return self.refuse(no.partial_run(e, self.defs))
         self.axis_at.setdefault(axis, base)
-        return Place("tile", (*merged.items(), (axis, base)), max(p.phase for p in places), because=next((p.because for p in places if p.because), None))
+        return Place(
+            "tile",
+            (*merged.items(), (axis, base)),
+            max(p.phase for p in places),
+            because=next((p.because for p in places if p.because), None),
+        )
 
     # --- reductions ----------------------------------------------------------------------------------------------------
 
@@ -274,6 +288,11 @@ class _Run:
         """A statistic over inner columns that one tile holds: known in the next phase."""
         axes = tuple(x.axis for x in along.values())
         size = fixed_product(self.program, axes)
+        outer = [x.axis for x in kept.values() if isinstance(x, Along) and self.anchor.side(x.axis) == "col"]
+        if size is None and self.lanes_instead(outer):
+            return None
+        if size is None and max(map(self.anchor.cols.index, outer)) > min(map(self.anchor.cols.index, axes)):
+            return self.refuse(no.partial(e, tuple(along), kept, self.anchor))
         if size is None:
             return self.refuse(no.free_group(e, tuple(along), kept, self.extents))
         if size > MAX_COLUMNS or size % 8 and size not in (1, 2, 4):
@@ -288,6 +307,14 @@ class _Run:
             return self.refuse(no.partial(e, tuple(along), kept, self.anchor))
         self.suffixes.add(group)
         return Place("tile", tuple(kept.items()), p.phase + 1, because=e)
+
+    def lanes_instead(self, kept: list[str]) -> bool:
+        """A few fixed columns beside a reduction over the free ones are better lanes: try again so."""
+        size = fixed_product(self.program, tuple(kept))
+        if size is None or size > MAX_LANES or len(kept) == len(self.anchor.cols):
+            return False
+        self.new_lanes |= set(kept)
+        return True
 
     def total(self, e: Eqn, axes: tuple[str, ...], kept: dict[str, Along | str], along: dict[str, Along]) -> Place | None:
         """Over rows and columns: rows' results first, then their reduction. logsumexp takes all partials at once."""
@@ -327,7 +354,13 @@ class _Run:
         side = self.anchor.side(here.axis)
         mine, other = (self.anchor.cols, self.anchor.rows) if side == "col" else (self.anchor.rows, self.anchor.cols)
         held = {x.axis for x in p.along().values()}
-        if p.level != "tile" or mine != (here.axis,) or here.start or self.extents[axis] != self.extents[here.axis] or not set(other) <= held:
+        if (
+            p.level != "tile"
+            or mine != (here.axis,)
+            or here.start
+            or self.extents[axis] != self.extents[here.axis]
+            or not set(other) <= held
+        ):
             return self.refuse(no.partial_gather(e, axis))
         at: dict[str, Along | str] = {}
         if isinstance(index, Var):
@@ -350,7 +383,10 @@ class _Run:
             if axis not in at and not self.resolve(axis, at):
                 return self.refuse(no.output_axis(tensor, axis, self.anchor))
         lanes = [a for a in value.ty.axes if at[a] == LANE]
-        sides = {side: {x.axis for a in value.ty.axes if isinstance(x := at[a], Along) and self.anchor.side(x.axis) == side} for side in ("row", "col")}
+        sides = {
+            side: {x.axis for a in value.ty.axes if isinstance(x := at[a], Along) and self.anchor.side(x.axis) == side}
+            for side in ("row", "col")
+        }
         if p.level in FINISHED:
             need = {"row": set(self.anchor.rows), "col": set(self.anchor.cols), "scalar": set()}[p.level]
             if lanes or sides["row"] | sides["col"] != need:
@@ -360,4 +396,3 @@ class _Run:
                 return self.refuse(no.output_rows(tensor, self.anchor))
         elif lanes or (sides["row"] or sides["col"]) not in (set(), set(self.anchor.rows), set(self.anchor.cols)):
             return self.refuse(no.finished_output(tensor, lanes, set(self.anchor.rows if sides["row"] else self.anchor.cols)))
-

@@ -1,4 +1,4 @@
-"""What `codac plan` prints about one program: kernels in order, what each fuses, memory traffic against the unfused graph, the shape contract.
+"""What `codac plan` prints about one program: kernels in order, what each fuses, memory traffic against unfused, the shape contract.
 
 In: a `Plan`. Out: text. Costs are bytes at nominal extents (`nominal m = 8192`, else a default): operands and results once each, work
 tensors for tiles of 128. Non-goals: time.
@@ -29,7 +29,10 @@ def report(plan: Plan) -> str:
         lines += [f"   {line}" for line in _details(kernel)]
     fused, unfused = traffic(plan), unfused_traffic(program)
     flops = _flops(plan)
-    lines += ["", f"memory: {_bytes(fused)} against {_bytes(unfused)} unfused ({unfused / fused:.1f}x less), {flops / 1e9:.1f} GFLOP in the product"]
+    lines += [
+        "",
+        f"memory: {_bytes(fused)} against {_bytes(unfused)} unfused ({unfused / fused:.1f}x less), {flops / 1e9:.1f} GFLOP in the product",
+    ]
     lines += ["", "laws used: " + ("; ".join(plan.notes) or "none")]
     lines += ["", "shape contract:", *(f"  {line}" for line in contract(plan))]
     return "\n".join(lines) + "\n"
@@ -80,7 +83,9 @@ def traffic(plan: Plan) -> float:
     for kernel in plan.kernels:
         named: set[str] = set()
         if isinstance(kernel, Gemm):
-            named |= {o.tensor for p in kernel.products for o in (p.a, *p.b)} | {s.access.tensor for s in kernel.sinks if isinstance(s, (Store, Point))}
+            named |= {o.tensor for p in kernel.products for o in (p.a, *p.b)} | {
+                s.access.tensor for s in kernel.sinks if isinstance(s, (Store, Point))
+            }
             for s in kernel.sinks:
                 if isinstance(s, Reduce):
                     work[s.work] = 4 * (2 if s.kind == "lse" else 1) * (m * -(-n // TILE) if s.kept == "row" else n * -(-m // TILE))
@@ -101,9 +106,10 @@ def unfused_traffic(program: Program) -> float:
         return prod(size[a] for a in var.ty.axes) * var.ty.dtype.bits / 8
 
     moved = ("move", "lanes")
-    return sum(
-        whole(e.out) + sum(whole(a) for a in e.args if isinstance(a, Var)) for e in program.eqns if ops.TABLE[e.op].kind not in moved
-    ) or 1.0  # fmt: skip
+    return (
+        sum(whole(e.out) + sum(whole(a) for a in e.args if isinstance(a, Var)) for e in program.eqns if ops.TABLE[e.op].kind not in moved)
+        or 1.0
+    )
 
 
 def _flops(plan: Plan) -> float:
@@ -134,7 +140,9 @@ def contract(plan: Plan) -> list[str]:
             lines.append(f"{t.name}: copied at every call ({layouts[0].copy}); stored as {_stored(layouts[0].modes)} it would not be")
         elif layouts[0].modes and any(len(m) > 0 for m in layouts[0].modes) and len(layouts[0].modes) > 1:
             last = layouts[0].modes[-1]
-            lines.append(f"{t.name}: used as it is if {' x '.join(last)} is contiguous and other strides are multiples of 16 bytes, else copied")
+            lines.append(
+                f"{t.name}: used as it is if {' x '.join(last)} is contiguous and other strides are multiples of 16 bytes, else copied"
+            )
     merged = [m for x in plan.layouts for m in x.modes if len(m) > 1]
     for m in dict.fromkeys(merged):
         lines.append(f"{listed(m)} may arrive merged into one" if sum(size[a] is None for a in m) <= 1 else f"{listed(m)} are used as one")

@@ -8,7 +8,7 @@ Non-goals: which values are wanted (`partition`), storage.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product as every
 from math import prod
@@ -268,7 +268,9 @@ class Scope:
             if isinstance(count, int) and count & (count - 1) == 0:
                 value = b.apply(ops.MUL.name, (value, 1.0 / count), span=e.span, hint=last)
             else:
-                value = b.apply(ops.by_symbol("/", 2).name, (value, float(count) if isinstance(count, int) else count), span=e.span, hint=last)  # type: ignore[union-attr]
+                value = b.apply(
+                    ops.by_symbol("/", 2).name, (value, float(count) if isinstance(count, int) else count), span=e.span, hint=last
+                )  # type: ignore[union-attr]
         return value.atom
 
     def _gather(self, e: Eqn, env: Env) -> Atom:
@@ -293,12 +295,26 @@ class Scope:
             found = found & t
         return found.atom
 
+    def masked(self, value: Atom, kind: str, missing: list[str]) -> Atom:
+        """A value that is the same at several columns counts once; for a largest or smallest value that does not matter."""
+        if not missing or kind in ("max", "min", "amax"):
+            return value
+        return self.builder.apply(ops.WHERE.name, (self.first(missing), value, Lit(IDENTITY[kind], F32))).atom
+
 
 _LARGER, _SMALLER = ops.find("max"), ops.find("min")  # the element-wise ones
 assert _LARGER is not None and _SMALLER is not None
 COMBINE = {"sum": ops.ADD.name, "max": _LARGER.name, "min": _SMALLER.name, "amax": _LARGER.name}
 KINDS = {"logsumexp": "lse"}
 IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "amax": 0.0, "lse": float("-inf")}
+
+
+def run_of(at: Mapping[str, Along | str], sizes: Mapping[str, int | None]) -> Run | None:
+    """The run of a kernel axis that these coordinates are about, None where all are whole."""
+    for axis, x in at.items():
+        if isinstance(x, Along) and sizes[axis] != sizes[x.axis]:
+            return Run(x.axis, x.start, sizes[axis] or 0)
+    return None
 
 
 def reduction(e: Eqn) -> tuple[str, bool]:

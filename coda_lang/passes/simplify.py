@@ -64,7 +64,9 @@ def side_by_side(program: Program) -> Program:
     out: list[Eqn] = []
     for e in program.eqns:
         terms = summands(e.out) if e.op == ops.ADD.name and e.out.name not in inner else []
-        products = [t for t in terms if isinstance(t, Var) and count[t.name] == 1 and t.name in defs and defs[t.name].op == ops.CONTRACT.name]
+        products = [
+            t for t in terms if isinstance(t, Var) and count[t.name] == 1 and t.name in defs and defs[t.name].op == ops.CONTRACT.name
+        ]
         axes = {t.ty.axes for t in products}
         if len(products) < 2 or len(axes) > 1 or terms[: len(products)] == products and len(e.args) == len(terms):
             out.append(e)

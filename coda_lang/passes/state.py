@@ -7,14 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 from ..ir.graph import Eqn, Lit, Program, Var
 from ..ir.kernels import Along, Plan, to_text
 from ..ir.printer import to_text as program_text
-
-if TYPE_CHECKING:
-    from ..diagnostics.model import Diagnostic
 
 MAX_COLUMNS = 256  # of all accumulators together: the widest tile of the target
 MAX_LANES = 8  # accumulators side by side
@@ -111,7 +107,6 @@ class State:
 
     program: Program
     anchors: tuple[Anchor, ...] = ()
-    rejected: tuple[Diagnostic, ...] = ()
     placement: Placement | None = None
     plan: Plan | None = None
 

@@ -8,7 +8,7 @@ from ..ops import TABLE
 
 
 def verify_plan(plan: Plan) -> None:
-    """Scalars are defined once, before use; work tensors have a writer before a reader; outputs are written exactly once. Raises ValueError."""
+    """Scalars are defined once, before use; work tensors have a writer before a reader; outputs are written. Raises ValueError."""
     written: list[str] = []
     for kernel in plan.kernels:
         if isinstance(kernel, Gemm):
@@ -68,7 +68,12 @@ def _gemm(kernel: Gemm, written: list[str]) -> None:
 
 
 def _finish(kernel: Finish, plan: Plan, written: list[str]) -> None:
-    _body(kernel.name, [p.var for p in kernel.partials] + [v for p in kernel.ports for v in p.vars], kernel.eqns, [r.value for r in kernel.results])
+    _body(
+        kernel.name,
+        [p.var for p in kernel.partials] + [v for p in kernel.ports for v in p.vars],
+        kernel.eqns,
+        [r.value for r in kernel.results],
+    )
     inputs = {t.name for t in plan.program.inputs}
     for work in [p.work for p in kernel.partials] + [a.tensor for p in kernel.ports if (a := getattr(p, "access", None))]:
         if work not in written and work not in inputs:
