@@ -12,7 +12,7 @@ expressions, `build_conditions` shape conditions, `build_program` one program, `
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product
 
 from ..diagnostics.model import Label
@@ -25,6 +25,7 @@ from .build_names import taken, unknown_type
 from .build_program import Context, build_program
 from .build_report import Report, listed
 from .build_scope import PRELUDE, Library, prelude, types_in
+from .build_values import F32_MAX
 from .graph import Program
 from .types import DTYPES, DType
 
@@ -117,32 +118,30 @@ class _Module:
 
     def outside(self) -> None:
         """Checks the params and types given from outside the file."""
-        declared = [*(i for i in self.module.items if isinstance(i, ast.Param))]
-        declared += [s for i in self.module.items if isinstance(i, ast.Program) for s in i.body if isinstance(s, ast.Param)]
-        known = {p.name for p in declared}
-        for name, value in self.given.items():
-            if name not in known:
-                others = f"the params are {listed(sorted(known))}" if known else "the file declares no params"
-                self.report.error(
-                    "C0210", f"there is no param `{name}` to set", None, notes=[others], help=did_you_mean(name, known) or others
-                )
-            elif isinstance(value, bool) or not isinstance(value, (int, float)):
-                self.report.error(
-                    "C0210", f"the param `{name}` is set to {value!r}, which is not a number", None, help=f"give a number: {name}=1e-5"
-                )
-            elif math.isfinite(value) and abs(value) > 3.4028234663852886e38:
-                self.report.error(
-                    "C0316", f"the param `{name}` is set to {value}, which does not fit f32", None, help="give a number within f32, or inf"
-                )
+        programs = [i for i in self.module.items if isinstance(i, ast.Program)]
+        params = {p.name for p in (*self.module.items, *(s for i in programs for s in i.body)) if isinstance(p, ast.Param)}
+        self.given = {n: v for n, v in self.given.items() if self.known(f"param `{n}`", n, params, "set") and self.number(n, v)}
         aliases = {i.name: i for i in self.module.items if isinstance(i, ast.TypeAlias)}
         for name, choice in self.chosen.items():
-            if name not in aliases:
-                others = f"the generic types are {listed(sorted(aliases))}" if aliases else "the file declares no generic types"
-                self.report.error(
-                    "C0210", f"there is no type `{name}` to choose", None, notes=[others], help=did_you_mean(name, aliases) or others
-                )
-            elif choice not in aliases[name].choices:
+            if self.known(f"type `{name}`", name, aliases, "choose") and choice not in aliases[name].choices:
                 labels = [Label(aliases[name].span, "its choices")]
-                self.report.error(
-                    "C0210", f"`{name}` cannot be {choice}", None, secondary=labels, help=f"choose {listed(aliases[name].choices, 'or')}"
-                )
+                help = f"choose {listed(aliases[name].choices, 'or')}"
+                self.report.error("C0210", f"the type `{name}` cannot be {choice}", None, secondary=labels, help=help)
+
+    def known(self, what: str, name: str, names: Collection[str], verb: str) -> bool:
+        if name not in names:
+            others = f"there are {listed(sorted(names))}" if names else "the file declares none"
+            self.report.error("C0210", f"there is no {what} to {verb}", None, notes=[others], help=did_you_mean(name, names) or others)
+        return name in names
+
+    def number(self, name: str, value: object) -> bool:
+        """Can this be the value of a param?"""
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+            help = f"give a number, as in {name}=1e-5"
+            self.report.error("C0210", f"the param `{name}` is set to {value!r}, which is not a number", None, help=help)
+            return False
+        if math.isfinite(value) and abs(value) > F32_MAX:
+            help = "give a number that f32 holds, or inf"
+            self.report.error("C0316", f"the param `{name}` is set to {value}, which does not fit f32", None, help=help)
+            return False
+        return True

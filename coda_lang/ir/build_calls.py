@@ -74,7 +74,7 @@ class Brackets:
     def call(self, op: Op, operands: Sequence[Operand] | None, e: ast.Call, bracket: ast.Bracket, bound: Bound | None) -> Result:
         """`op[…](operands)`; `operands` is None where one is poisoned: the brackets are checked all the same."""
         if bound is None:
-            self._introduce(op, operands, bracket)
+            self._introduce(op, len(e.args), bracket)
         axes = self.axes.resolve(bracket.axes, bound)
         to = self.axes.resolve(bracket.to or (), bound)
         if axes is None or to is None or operands is None:
@@ -111,18 +111,18 @@ class Brackets:
             return "one axis", f"name a single axis: `{name}[axis]`"
         return None
 
-    def _introduce(self, op: Op, operands: Sequence[Operand] | None, bracket: ast.Bracket) -> None:
-        """The axes which a program's bracket may bring into being: a new name (`rename`), runs with extents (`split`), what is packed."""
+    def _introduce(self, op: Op, count: int, bracket: ast.Bracket) -> None:
+        """The axes which a program's bracket may make: a new name (`rename`), runs with extents (`split`), `count` packed values."""
         if op is ops.RUN:
             for spec in bracket.to or ():
                 if spec.extent is not None and spec.name not in self.axes:
                     self.axes.declare(spec.name, spec.extent, spec.span)
         made = bracket.axes if op is ops.PACK else bracket.to if op in (ops.JOIN, ops.RENAME) else None
-        if made is None or len(made) != 1 or made[0].name in self.axes or operands is None:
+        if made is None or len(made) != 1 or made[0].name in self.axes:
             return
         sources = [a.name for a in bracket.axes]
         if op is ops.PACK:
-            extent: int | None = len(operands)
+            extent: int | None = count
         elif not all(a in self.axes for a in sources):
             return
         else:

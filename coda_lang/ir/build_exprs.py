@@ -73,21 +73,10 @@ class Evaluator:
         return scope.values[e.name]
 
     def binary(self, e: ast.Binary, scope: Scope) -> Value | None:
-        """A chain `a + b + c` leans to the left; it is walked, not recursed into, so that a long sum is no problem."""
-        chain: list[ast.Binary] = []
-        left: ast.Expr = e
-        while isinstance(left, ast.Binary):
-            chain.append(left)
-            left = left.left
-        x = self.operand(left, scope)
-        for node in reversed(chain):
-            y = self.operand(node.right, scope)
-            if node.op != "@":
-                value = self.operator(node.op, node.span, x, y)
-            else:
-                value = self.apply.contract(x, y, None, node.span, node.span) if x and y else None
-            x = value and Operand(value, node.span)
-        return x and x.value
+        x, y = self.operand(e.left, scope), self.operand(e.right, scope)
+        if e.op != "@":
+            return self.operator(e.op, e.span, x, y)
+        return self.apply.contract(x, y, None, e.span, e.span) if x and y else None
 
     def operator(self, symbol: str, span: Span, *operands: Operand | None) -> Value | None:
         op = ops.by_symbol(symbol, len(operands))

@@ -38,12 +38,15 @@ def unknown_function(report: Report, fn: ast.Name, functions: Iterable[str], val
             "C0207", f"`{fn.name}` is a value, not a function", fn.span, "called here", help=f"to multiply, write `{fn.name} * (…)`"
         )
         return
+    foreign = _FOREIGN.get(fn.name.lower())
     report.error(
         "C0202",
         f"there is no function `{fn.name}`",
         fn.span,
         "not a primitive, not in the prelude, not defined in this file",
-        help=did_you_mean(fn.name, functions) or "`codac ops` lists the primitives; `def` makes a function",
+        help=f"write `{foreign}(…)`"
+        if foreign
+        else did_you_mean(fn.name, functions) or "`codac ops` lists the primitives; `def` makes a function",
         once=True,
     )
 
@@ -124,14 +127,14 @@ def unknown_type(report: Report, name: str, span: Span, aliases: Iterable[str], 
         labels = [Label(later[name], "declared here")]
         report.error("C0206", f"the type `{name}` is used before it is declared", span, secondary=labels, help="move the `type` line above")
         return
-    near = _FOREIGN.get(name.lower())
+    foreign = _FOREIGN.get(name.lower())
     report.error(
         "C0204",
         f"there is no type `{name}`",
         span,
         "not a type",
         notes=[f"the types are {listed([*DTYPES, *sorted(aliases)])}"],
-        help=f"write `{near}`"
-        if near
+        help=f"write `{foreign}`"
+        if foreign
         else did_you_mean(name, [*DTYPES, *aliases]) or "use one of these, or declare it: `type T = bf16 | f16`",
     )
