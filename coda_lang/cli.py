@@ -172,6 +172,18 @@ def ir(file: str, options: driver.Options, after: str | None) -> None:
     _print(driver.ir_text(driver.read_file(file), after or known[-1], options))
 
 
+@cli.command()
+@_options
+@click.option("-o", "--output", required=True, metavar="DIR", help="The folder for the libraries, the manifest and the module.")
+@click.option("--arch", default="sm_90a", show_default=True, help="The architecture to compile for.")
+@click.option("--config", "configs", multiple=True, metavar="KEY", help="A tile configuration, or `all`. Default: a few for all shapes.")
+def build(file: str, options: driver.Options, output: str, arch: str, configs: tuple[str, ...]) -> None:
+    """Compile the kernels of FILE ahead of time, without a GPU, for coda_lang.load."""
+    made = driver.build(driver.read_file(file), output, options, arch=arch, configs=configs)
+    for entry in made.entries:
+        _print(f"{os.path.join(output, entry.file)}\n")
+
+
 def _near(name: str, known: Iterable[str], otherwise: str) -> str:
     """A remedy for a name that does not exist."""
     from .diagnostics.suggest import did_you_mean

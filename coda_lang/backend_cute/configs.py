@@ -131,6 +131,13 @@ def default(gemm: Gemm, m: int, n: int, k: int, sms: int = 132, among: tuple[str
     return min(configs, key=lambda c: (_cost(gemm, c, m, n, k, sms), configs.index(c)))
 
 
+def portfolio(gemm: Gemm) -> tuple[Config, ...]:
+    """A few configurations that serve small, middle and large shapes: what `default` takes at some of each. For builds ahead of time."""
+    if not offered(gemm):
+        return ()
+    return tuple(dict.fromkeys(default(gemm, m, n, 4096) for m in (64, 512, 2048, 8192) for n in (512, 2048, 8192)))
+
+
 def _cost(gemm: Gemm, config: Config, m: int, n: int, k: int, sms: int) -> float:
     """Estimated time in tensor-core cycles of the busiest multiprocessor."""
     nb = columns_per_segment(gemm, config)
