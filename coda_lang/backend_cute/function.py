@@ -56,10 +56,7 @@ class Compiled:
 
     def config(self, gemm: spec.Gemm, m: int, n: int, k: int, device: Any) -> spec.Config:
         """The default configuration for the shape."""
-        try:
-            return configs.default(gemm, m, n, k, host.multiprocessors(device))
-        except ValueError as problem:
-            raise errors.refuse(errors.CONFIG, str(problem), help="use fewer outputs, or smaller groups of columns") from None
+        return configs.default(gemm, m, n, k, host.multiprocessors(device))
 
     def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]]) -> list[Callable[..., None]]:
         """Find the kernels, those not compiled before compiled side by side, and load them."""
