@@ -70,6 +70,10 @@ def bind(program: spec.Program, shapes: Sequence[Shape]) -> Binding:
             else:
                 problems.append(_ambiguous(program, argument, shape))
         pending = remaining
+    for one, other in program.equal * 2:  # renames may follow each other
+        for known, name in ((one, other), (other, one)):
+            if known in binding.extents:
+                binding.extents.setdefault(name, binding.extents[known])
     for name, size in program.extents:
         if size is None and name not in binding.extents:
             binding.extents[name] = 0  # only after a problem: every free axis stands in some input

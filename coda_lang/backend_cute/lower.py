@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import lcm, prod
 
+from .. import ops
 from ..diagnostics.model import CodaError, Diagnostic
 from ..ir import kernels as k
 from ..passes.layout import granule
@@ -28,9 +29,12 @@ def lower(plan: k.Plan) -> s.Program:
     inputs = tuple(s.Argument(t.name, t.dtype.name, t.axes, t.const) for t in program.inputs)
     outputs = tuple(s.Argument(o.tensor.name, o.tensor.dtype.name, o.tensor.axes) for o in program.outputs)
     requires = tuple(s.Require(text, "stated by the program") for text in program.requires)
+    renames = [(str(e.attr("axis")), str(e.attr("to"))) for e in program.eqns if e.op == ops.RENAME.name]
+    equal = tuple(dict.fromkeys(renames))
+    requires += tuple(s.Require(f"{a} == {b}", f"rename[{a} -> {b}]") for a, b in equal if None in (extents(program)[a], extents(program)[b]))
     source = program.span.file if program.span else ""
     sizes = tuple((a.name, a.extent) for a in program.axes)
-    return s.Program(program.name, inputs, outputs, sizes, tuple(lowered), requires, source, program.nominal)
+    return s.Program(program.name, inputs, outputs, sizes, tuple(lowered), requires, source, program.nominal, equal)
 
 
 def phase_name(plan: k.Plan, kernel: k.Kernel, phase: int = 0) -> str:

@@ -267,6 +267,7 @@ class Program:
     requires: tuple[Require, ...] = ()
     source: str = ""  # path of the .coda file, for messages
     nominal: tuple[tuple[str, int], ...] = ()
+    equal: tuple[tuple[str, str], ...] = ()  # axes of one extent under two names (`rename`); the second may stand in no input
 
 
 @dataclass(frozen=True)

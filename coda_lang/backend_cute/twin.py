@@ -69,6 +69,10 @@ def bind(program: spec.Program, inputs: Mapping[str, torch.Tensor]) -> dict[str,
     extents = {name: size for name, size in program.extents if size is not None}
     for argument in program.inputs:
         extents.update(zip(argument.axes, inputs[argument.name].shape, strict=True))
+    for one, other in program.equal * 2:  # renames may follow each other
+        for known, name in ((one, other), (other, one)):
+            if known in extents:
+                extents.setdefault(name, extents[known])
     return extents
 
 
