@@ -260,6 +260,9 @@ def test_an_axis_made_by_rename_has_the_extent_of_its_origin():
     y = x * b.rename(x, axis="a", to="b")
     program = Program("outer", axes, (Tensor("x", F32, ("a",)),), (Output(Tensor("y", F32, ("b", "a")), y.atom),), tuple(b.eqns))
     assert run(verify(program), {"x": torch.tensor([2.0, 3.0])}, torch)["y"].tolist() == [[4, 6], [6, 9]]
+    two = replace(program, inputs=(*program.inputs, Tensor("z", F32, ("b",))))
+    with pytest.raises(ValueError, match="a and b are one by a rename"):
+        run(two, {"x": torch.zeros(2), "z": torch.zeros(3)}, torch)
 
 
 @pytest.mark.parametrize(

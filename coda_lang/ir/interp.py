@@ -58,12 +58,15 @@ def frame_of(program: Program, inputs: Mapping[str, Any]) -> Frame:
 
 
 def _renamed(program: Program, extents: dict[str, int | None]) -> None:
-    """An axis that only a rename introduces has the extent of the axis it renames."""
+    """An axis that only a rename introduces has the extent of the axis it renames. Raises ValueError where two such axes differ."""
     pairs = [(str(e.attr("axis")), str(e.attr("to"))) for e in program.eqns if e.op == RENAME.name]
     for _ in pairs:
         for old, new in pairs:
             if extents[new] is None:
                 extents[new] = extents[old]
+    for old, new in pairs:
+        if extents[old] != extents[new]:
+            raise ValueError(f"axes {old} and {new} are one by a rename, their extents are {extents[old]} and {extents[new]}")
 
 
 def _load(x: Any, tensor: Tensor, T: Any, exact: bool) -> Any:
