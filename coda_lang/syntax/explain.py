@@ -311,8 +311,8 @@ def _otherwise(p: Place) -> Diagnostic:
 
 _NAMES = {
     "NAME": "a name", "NUMBER": "a number", "COMPARE": "a comparison", "ARROW": "`->`", "POWER": "`**`", "PLUS": "`+`", "MINUS": "`-`",
-    "STAR": "`*`", "SLASH": "`/`", "AT": "`@`", "PERCENT": "`%`", "EQUAL": "`=`", "LPAR": "`(`", "RPAR": "`)`", "LSQB": "`[`", "RSQB": "`]`",
-    "COMMA": "`,`", "COLON": "`:`", "VBAR": "`|`", "_NEWLINE": "the end of the line", "_INDENT": "an indented block",
+    "STAR": "`*`", "SLASH": "`/`", "AT": "`@`", "PERCENT": "`%`", "EQUAL": "`=`", "LPAR": "`(`", "RPAR": "`)`", "LSQB": "`[`",
+    "RSQB": "`]`", "COMMA": "`,`", "COLON": "`:`", "VBAR": "`|`", "_NEWLINE": "the end of the line", "_INDENT": "an indented block",
     "_DEDENT": "the end of the block", "$END": "the end of the file",
 }  # fmt: skip
 

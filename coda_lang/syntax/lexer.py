@@ -42,6 +42,7 @@ _CLOSES = {")": "(", "]": "["}
 MAX_NAME = 100
 MAX_BRACKETS = 100
 MAX_ERRORS = 20
+MAX_TOKENS = 100_000
 
 
 @dataclass
@@ -65,7 +66,7 @@ class _Line:
 
 @dataclass
 class Lexer:
-    """One pass over one source; `items()` gives the items, `errors` what was wrong. Raises CodaError where characters alone are too wrong."""
+    """One pass over one source; `items()` gives the items, `errors` what was wrong. Raises CodaError after MAX_ERRORS."""
 
     source: Source
     errors: list[Diagnostic] = field(default_factory=list)
@@ -116,6 +117,8 @@ class Lexer:
                 token.type = _TYPES[value]
             else:
                 problem = spelling.character(self.span(token), value)
+            if len(tokens) == MAX_TOKENS:
+                raise CodaError([problems.too_long(self.span(token), MAX_TOKENS)], (self.source,))
             if problem:
                 if pos not in spoilt:  # of characters side by side, the first speaks for all
                     self._error(problem)

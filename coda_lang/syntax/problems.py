@@ -91,6 +91,10 @@ def early_end(span: Span, text: str, mend: str) -> Diagnostic:
     return Diagnostic("C0120", f"the line ends too early, after `{short(text)}`", span, help=mend)
 
 
+def too_long(span: Span, limit: int) -> Diagnostic:
+    return Diagnostic("C0135", f"a source of more than {limit} words and signs", span, help="split it into several files")
+
+
 # --- signatures --------------------------------------------------------------------------------------------------------
 
 
