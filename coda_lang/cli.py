@@ -84,7 +84,7 @@ def cli() -> None:
     """
 
 
-@cli.command()
+@cli.command(short_help="Write the kernels of FILE as a Python module; the default command.")
 @_options
 @click.option("-o", "--output", required=True, metavar="KERNEL.PY", help="Where to write the module; - prints it.")
 @click.option("--standalone", is_flag=True, help="Inline the runtime: the module then needs no coda_lang.")
@@ -154,7 +154,7 @@ def explain(code: str) -> None:
 @cli.command()
 @_options
 def plan(file: str, options: driver.Options) -> None:
-    """Tell which kernels the programs of FILE become, what they move, and what shapes they take."""
+    """Tell which kernels FILE becomes, what they move, and what shapes they take."""
     from . import passes
 
     _print("\n\n".join(passes.report(p).rstrip() for p in driver.plan(driver.read_file(file), options)) + "\n")
