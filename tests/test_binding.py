@@ -8,7 +8,6 @@ torch = pytest.importorskip("torch")
 
 from coda_lang.backend_cute.binding import bind  # noqa: E402
 from coda_lang.backend_cute.errors import CallError  # noqa: E402
-from coda_lang.backend_cute.function import Function  # noqa: E402
 from coda_lang.diagnostics.model import CodaError  # noqa: E402
 from tests import handwritten as hw  # noqa: E402
 from tests.standins import check, run  # noqa: E402
@@ -51,7 +50,7 @@ WRONG = {
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_call_names_program_argument_axis_and_remedy(what):
     change, code, words = WRONG[what]
-    fn = Function(hw.ROPE.program, hw.ROPE.functions, hw.ROPE.reference)
+    fn = hw.ROPE.function()
     tensors = hw.inputs(hw.ROPE.program, {"m": 6, "d": 16, "head": 3})
     with pytest.raises(CodaError) as caught:
         fn(*change(*tensors))
@@ -60,7 +59,7 @@ def test_a_wrong_call_names_program_argument_axis_and_remedy(what):
 
 
 def test_all_problems_are_told_at_once():
-    fn = Function(hw.ROPE.program, hw.ROPE.functions, hw.ROPE.reference)
+    fn = hw.ROPE.function()
     x, w, pos, freq = hw.inputs(hw.ROPE.program, {"m": 6, "d": 16, "head": 3})
     with pytest.raises(CallError) as caught:
         fn(x, w[..., :15], pos[:5], freq[:63])
@@ -68,7 +67,7 @@ def test_all_problems_are_told_at_once():
 
 
 def test_requirements_are_checked_with_their_extents():
-    fn = Function(hw.REARRANGED.program, hw.REARRANGED.functions, hw.REARRANGED.reference)
+    fn = hw.REARRANGED.function()
     x, w, scale = hw.inputs(hw.REARRANGED.program, {"m": 6, "d": 16, "head": 3})
     with pytest.raises(CallError, match=r"C0709: rearranged: the shape condition `hd == head \* 8` does not hold: got head=3, hd=23"):
         fn(x, w, scale[:23])

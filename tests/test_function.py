@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch")
 
 from coda_lang.backend_cute import arguments, host  # noqa: E402
 from coda_lang.backend_cute.errors import CallError  # noqa: E402
-from coda_lang.backend_cute.function import Function  # noqa: E402
 from coda_lang.backend_cute.prune import prune, target  # noqa: E402
 from tests import handwritten as hw  # noqa: E402
 from tests.standins import StandIns, poisoning, run  # noqa: E402
@@ -24,22 +23,18 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(host, "allocate", poisoning)
 
 
-def function(case):
-    return Function(case.program, case.functions, case.reference)
-
-
 def test_by_name_by_position_and_wrong_signatures():
-    fn = function(hw.LINEAR)
+    fn = hw.LINEAR.function()
     x, w = hw.inputs(hw.LINEAR.program, SIZES[0])
     assert torch.equal(fn(x, w), fn(w=w, x=x)) and torch.equal(fn(x, w), fn(x, w=w))
-    assert fn.last_path == "reference"
+    assert fn.last_path == "reference" and fn(x, w).dtype == torch.bfloat16
     for call in (lambda: fn(x), lambda: fn(x, w, w), lambda: fn(x, w=w, b=w), lambda: fn(x, x=x)):
         with pytest.raises(CallError, match=r"C0701: linear: .*\n  help: the signature is linear\(x, w\)"):
             call()
 
 
 def test_several_outputs_are_a_named_tuple_and_outputs_picks():
-    fn = function(hw.RESIDUAL)
+    fn = hw.RESIDUAL.function()
     tensors = hw.inputs(hw.RESIDUAL.program, SIZES[0])
     everything = fn(*tensors)
     assert everything._fields == ("u", "ms", "total", "peak") and torch.equal(everything.ms, everything[1])
@@ -75,7 +70,7 @@ def test_a_gather_alone_needs_no_logits():
 
 
 def test_gradients_are_refused_not_dropped():
-    fn = function(hw.LINEAR)
+    fn = hw.LINEAR.function()
     x, w = hw.inputs(hw.LINEAR.program, SIZES[0])
     w = torch.nn.Parameter(w)
     with pytest.raises(CallError, match="C0501: linear: argument 'w' requires a gradient"):
@@ -94,7 +89,7 @@ def test_tensor_subclasses_are_refused_with_a_remedy():
     class Tagged(torch.Tensor):
         pass
 
-    fn = function(hw.LINEAR)
+    fn = hw.LINEAR.function()
     x, w = hw.inputs(hw.LINEAR.program, SIZES[0])
     with pytest.raises(CallError, match=r"C0702: linear: argument 'w': got a sharded Sharded\n  help: pass its shard \(.to_local\(\)\)"):
         fn(x, w.as_subclass(Sharded))
@@ -103,14 +98,14 @@ def test_tensor_subclasses_are_refused_with_a_remedy():
 
 
 def test_a_mapped_tensor_is_refused():
-    fn = function(hw.LINEAR)
+    fn = hw.LINEAR.function()
     x, w = hw.inputs(hw.LINEAR.program, SIZES[0])
     with pytest.raises(CallError, match="C0702"):
         torch.func.vmap(lambda row: fn(row[None], w))(x)
 
 
 def test_explain_tells_path_tiles_and_copies():
-    fn = function(hw.RESIDUAL)
+    fn = hw.RESIDUAL.function()
     explained = fn.explain(*hw.inputs(hw.RESIDUAL.program, SIZES[1]))
     assert explained.path == "reference" and explained.launches == ("residual_k0", "residual_k1", "residual_k2", "residual_k3")
     assert explained.extents["n"] == 301 and set(explained.configs) == {"residual_k0"}
@@ -119,7 +114,7 @@ def test_explain_tells_path_tiles_and_copies():
 
 
 def test_planned_is_the_reference_up_to_rounding():
-    fn = function(hw.HEAD_NORM)
+    fn = hw.HEAD_NORM.function()
     tensors = hw.inputs(hw.HEAD_NORM.program, SIZES[1])
     planned, written = fn.reference_planned(*tensors), fn.reference(*tensors, exact=True)
     torch.testing.assert_close(planned.double(), written, rtol=1e-2, atol=1e-2)
@@ -127,7 +122,7 @@ def test_planned_is_the_reference_up_to_rounding():
 
 def test_a_call_of_a_known_kind_is_planned_once(monkeypatch):
     """The path that CUDA tensors take, with stand-ins for device and executables."""
-    fn = function(hw.SWIGLU)
+    fn = hw.SWIGLU.function()
     tensors = hw.inputs(hw.SWIGLU.program, SIZES[0])
     fn.objects = StandIns(hw.SWIGLU.functions, {"m": 8, "d": 16, "f": 24, "lane": 2})
     monkeypatch.setattr(arguments, "check_gpu", lambda *a: None)

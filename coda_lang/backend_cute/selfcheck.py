@@ -110,7 +110,7 @@ def _shapes(program: spec.Program, given: dict[str, int] | None) -> Iterator[dic
     unknown = [a for a in given if a not in free]
     if unknown:
         raise SystemExit(f"{program.name} has no free axis {unknown[0]!r}; its free axes are {', '.join(free)}")
-    inner = {a: max([math.prod(fixed.get(x, 1) for x in t.axes) for t in program.inputs if a in t.axes], default=1) for a in free}
+    inner = {a: min(_beside(a, program.inputs, fixed), _beside(a, program.outputs, fixed)) for a in free}
     found: list[dict[str, int]] = []
     problem: CallError | None = None
     for sizes in SHAPES:
@@ -128,6 +128,11 @@ def _shapes(program: spec.Program, given: dict[str, int] | None) -> Iterator[dic
     if not found and problem:
         raise problem
     yield from found
+
+
+def _beside(axis: str, tensors: Sequence[spec.Argument], fixed: dict[str, int]) -> int:
+    """The product of the fixed extents that stand with an axis in a tensor, at most."""
+    return max([math.prod(fixed.get(x, 1) for x in t.axes) for t in tensors if axis in t.axes], default=1)
 
 
 def _outer(size: int, inner: int, unit: int) -> int:

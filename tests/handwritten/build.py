@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from coda_lang.backend_cute import spec as s
+from coda_lang.backend_cute.function import Function
 from coda_lang.backend_cute.torch_fns import DTYPES
 
 
@@ -19,6 +20,15 @@ class Case:
     program: s.Program
     functions: dict[str, Callable[..., tuple]]
     reference: Callable[..., tuple]
+
+    def stored(self, f, *tensors) -> tuple:
+        """The reference's results in the types of the outputs, as an emitted reference returns them."""
+        results = zip(self.reference(f, *tensors), self.program.outputs, strict=True)
+        return tuple(r.to(DTYPES[o.dtype]) if f.rounds else r for r, o in results)
+
+    def function(self, **functions) -> Function:
+        """The callable, with some scalar functions replaced."""
+        return Function(self.program, {**self.functions, **functions}, self.stored)
 
 
 def program(name, inputs, outputs, kernels, requires=(), **extents) -> s.Program:

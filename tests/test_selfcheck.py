@@ -1,0 +1,106 @@
+"""`python kernel.py` passes for right text and fails, by exit status, for an error planted in any epilogue line or record."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from coda_lang import driver  # noqa: E402
+from coda_lang.backend_cute import selfcheck  # noqa: E402
+from coda_lang.backend_cute import spec as s  # noqa: E402
+from coda_lang.backend_cute.function import Function  # noqa: E402
+from tests import handwritten as hw  # noqa: E402
+
+
+@pytest.mark.parametrize("name", [n for n in hw.ALL if n != "rearranged"])
+def test_right_programs_pass(name, capsys):
+    assert selfcheck.main([hw.ALL[name].function()], []) == 0
+    text = capsys.readouterr().out
+    assert "FAIL" not in text and text.count("ok   ") == 6 * len(hw.ALL[name].program.outputs)
+
+
+def gelu_slightly_off(f, z, b, alpha):
+    u = z * alpha + b
+    return (z, f.gelu(u) * 1.0001)
+
+
+def mean_of_one_too_few(f, total, n):
+    return (total / (f.f32(n) - 1.0),)
+
+
+def eps_off(f, z, g, total):
+    return (z * f.rsqrt(total / 64.0 + 1.1e-5) * g,)
+
+
+def off_by_one(f, z, target, v):
+    return (z, z, z, f.eq(v, target + 1))
+
+
+@pytest.mark.parametrize(
+    "case, planted",
+    [
+        (hw.BIAS_GELU, {"bias_gelu_phase0": gelu_slightly_off}),
+        (hw.RESIDUAL, {"residual_mean": mean_of_one_too_few}),
+        (hw.HEAD_NORM, {"head_norm_phase1": eps_off}),
+        (hw.LM_HEAD, {"lm_head_phase0": off_by_one}),
+        (hw.SWIGLU, {"swiglu_phase0": lambda f, gate, up: (f.silu(up) * gate,)}),
+    ],
+    ids=lambda x: x.program.name if isinstance(x, hw.Case) else next(iter(x)),
+)
+def test_a_planted_error_fails(case, planted, capsys):
+    assert selfcheck.main([case.function(**planted)], []) == 1
+    assert "FAIL" in capsys.readouterr().out
+
+
+def test_a_wrong_record_fails(capsys):
+    gemm = hw.ROPE.program.kernels[0]
+    swapped = dataclasses.replace(gemm, sinks=gemm.sinks[::-1])
+    program = dataclasses.replace(hw.ROPE.program, kernels=(swapped,))
+    assert selfcheck.main([Function(program, hw.ROPE.functions, hw.ROPE.stored)], []) == 1
+
+
+def test_an_unwritten_output_fails(capsys):
+    gemm = hw.QKV.program.kernels[0]
+    narrow = tuple(dataclasses.replace(k, window=s.Window(128, 32)) if isinstance(k, s.RowReduce) else k for k in gemm.sinks)
+    program = dataclasses.replace(hw.QKV.program, kernels=(dataclasses.replace(gemm, sinks=narrow), *hw.QKV.program.kernels[1:]))
+    assert selfcheck.main([Function(program, hw.QKV.functions, hw.QKV.stored)], []) == 1
+
+
+def test_shapes_can_be_given(capsys):
+    assert selfcheck.main([hw.LINEAR.function()], ["--shape", "m=3,d=5"]) == 0
+    text = capsys.readouterr().out
+    assert "linear(m=3, d=5, n=95)" in text
+    with pytest.raises(SystemExit, match="no free axis 'q'"):
+        selfcheck.main([hw.LINEAR.function()], ["--shape", "q=3"])
+    with pytest.raises(SystemExit) as ended:
+        selfcheck.main([hw.LINEAR.function()], ["--shape", "m:3"])
+    assert ended.value.code == 2
+
+
+def test_errors_count_where_nan_and_infinity_stand():
+    nan, inf = float("nan"), float("inf")
+    a = torch.tensor([1.0, nan, inf])
+    assert selfcheck.error(a, a) == 0
+    for wrong in ([1.0, 2.0, inf], [1.0, nan, -inf], [nan, nan, inf], [1.0, nan, nan]):
+        assert selfcheck.error(torch.tensor(wrong), a) == inf
+    assert selfcheck.error(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0])) == pytest.approx(0.1)
+
+
+def test_the_emitted_script_checks_itself(tmp_path, root):
+    """The whole way: text from a spec, run as a script; then with one epilogue line changed."""
+    text = driver.emit(str(root / "specs" / "swiglu.coda"))
+    path = tmp_path / "kernel.py"
+    for planted in (False, True):
+        line = next(x for x in text.splitlines() if "f.silu(" in x and "phase" not in x)
+        path.write_text(text.replace(line, line.replace("f.silu(", "1.001 * f.silu("), 1) if planted else text)
+        done = subprocess.run(
+            [sys.executable, str(path), "--shape", "m=9"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(root)}
+        )
+        assert done.returncode == int(planted), done.stdout + done.stderr
+        assert ("SOME OUTPUTS ARE WRONG" in done.stdout) == planted
