@@ -93,13 +93,15 @@ def _functions(plan: Plan) -> list[tuple[str, str]]:
                 name = phase_name(plan, kernel, i)
                 last = i == len(kernel.phases) - 1
                 wanted = [v for s in kernel.sinks for v in s.values] if last else [s.value for s in phase.statistics]
-                doc = _sinks(kernel.sinks) if last else "; ".join(f"{s.kind} over {' '.join(s.over)}" for s in phase.statistics)
+                stats = ", ".join(f"the {s.kind} over {' and '.join(s.over)}" for s in phase.statistics)
+                doc = f"One element of {_sinks(kernel.sinks)}" if last else f"What goes into {stats}"
                 out.append((name, _function(name, given, phase.eqns, wanted, doc)))
                 given += [s.var.name for s in phase.statistics]
         else:
             name = phase_name(plan, kernel)
             given = [p.var.name for p in kernel.partials] + [v.name for p in kernel.ports for v in p.vars]
-            doc = ", ".join(r.tensor for r in kernel.results)
+            one = {"row": "One row", "col": "One column", "": "The total"}[kernel.over]
+            doc = f"{one}: {', '.join(r.tensor for r in kernel.results)}"
             out.append((name, _function(name, given, kernel.eqns, [r.value for r in kernel.results], doc)))
     return out
 

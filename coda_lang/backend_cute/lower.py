@@ -31,9 +31,10 @@ def lower(plan: k.Plan) -> s.Program:
     requires = tuple(s.Require(text, "stated by the program") for text in program.requires)
     renames = [(str(e.attr("axis")), str(e.attr("to"))) for e in program.eqns if e.op == ops.RENAME.name]
     equal = tuple(dict.fromkeys(renames))
-    requires += tuple(s.Require(f"{a} == {b}", f"rename[{a} -> {b}]") for a, b in equal if None in (extents(program)[a], extents(program)[b]))
-    source = program.span.file if program.span else ""
     sizes = tuple((a.name, a.extent) for a in program.axes)
+    open_pairs = [(a, b) for a, b in equal if None in (dict(sizes)[a], dict(sizes)[b])]
+    requires += tuple(s.Require(f"{a} == {b}", f"rename[{a} -> {b}]") for a, b in open_pairs)
+    source = program.span.file if program.span else ""
     return s.Program(program.name, inputs, outputs, sizes, tuple(lowered), requires, source, program.nominal, equal)
 
 

@@ -25,16 +25,16 @@ def candidates(program: Program, lanes: frozenset[str]) -> tuple[Anchor, ...]:
     if not products:
         raise CodaError([_no_product(program)])
     problems: list[Diagnostic] = []
-    accumulators = _accumulators(program)
+    sums = accumulators(program)
     factors = {e.out.name: _factors(program, e, problems) for e in products}
     if problems:
         raise CodaError(problems)
-    first = accumulators[0][2][0]
+    first = sums[0][2][0]
     found: list[Anchor] = []
     why: list[Diagnostic] = []
     for operand in factors[first.out.name]:
         rows = tuple(name for _, name in operand.axes if name not in _over(first))
-        result = _orient(rows, accumulators, factors, lanes)
+        result = _orient(rows, sums, factors, lanes)
         if isinstance(result, Anchor):
             found.append(result)
         else:
@@ -58,7 +58,7 @@ def _over(e: Eqn) -> tuple[str, ...]:
     return tuple(e.attr("axes"))  # type: ignore[arg-type]
 
 
-def _accumulators(program: Program) -> list[tuple[Var, Eqn, list[Eqn]]]:
+def accumulators(program: Program) -> list[tuple[Var, Eqn, list[Eqn]]]:
     """Sums of products: (the sum, its equation, the products)."""
     defs, count = definitions(program), uses(program)
 

@@ -14,8 +14,8 @@ from .. import ops
 from ..ir.graph import Atom, Eqn, Lit, Program, Var
 from ..ir.kernels import Access, Along, Finish, Partial, Point, Read, Reduce, Result, Sink
 from ..ir.types import F32, Ty
-from .scalars import Env, Names, Ports, Scope, reduction, run_of
-from .state import Place, Placement, extents
+from .scalars import Env, Names, Ports, Scope, reduced_name, reduction, run_of
+from .state import Place, Placement, extents, is_temporary
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Finishers:
         parts: list[Atom] = []
         for batch in batches:
             named = {**outer, **(dict(zip(lanes, batch[0])) if len(batches) > 1 else {})}
-            hint = scope.hint(f"{kind}_{e.out.name}" if mean else e.out.name, named)
+            hint = scope.hint(reduced_name(e), named)
             key = (e.op if not mean else kind, e.args, tuple(sorted(axes)), tuple(sorted(outer.items())), tuple(batch))
             if key not in self.reduced:
                 values = [scope.value(e.args[0], {**along, **outer, **dict(zip(lanes, c))}) for c in batch]
@@ -144,7 +144,9 @@ class Finishers:
         scope, b = self.body, self.body.builder
         outer = {a: x for a, x in env.items() if isinstance(x, int)}
         key = (e.out.name, tuple(sorted(outer.items())))
-        hint = scope.hint(e.out.name, env)
+        index = e.args[1]
+        named = f"{e.args[0].name}_at_{index.name if isinstance(index, Var) else index.value}"
+        hint = scope.hint(named if is_temporary(e.out.name) else e.out.name, env)
         if key not in self.reduced:
             along: Env = {a: x for a, x in at.items() if isinstance(x, Along)}
             value = scope.value(e.args[0], {**along, **outer})
@@ -154,8 +156,8 @@ class Finishers:
             self.sinks.append(Point(Access(self.reduced[key], tuple((a, Along(a)) for a in kept)), value, chosen))
         picked = self._partial(into, key, self.reduced[key], "only", hint)
         f = into.scope
-        index = f.builder.value(f.value(e.args[1], self._index_env(e, outer)))
-        inside = (index >= 0) & (index < f.builder.value(f.size((axis,))))
+        position = f.builder.value(f.value(e.args[1], self._index_env(e, outer)))
+        inside = (position >= 0) & (position < f.builder.value(f.size((axis,))))
         return f.builder.where(inside, f.builder.value(picked), Lit(float("nan"), F32)).atom
 
     def _index_env(self, e: Eqn, outer: dict[str, int]) -> Env:
@@ -178,7 +180,7 @@ class Finishers:
             value = earlier.scope.value(e.args[0], {**along, **chosen})
             key = (kind, e.args, tuple(sorted(chosen.items())))
             work = self._left(earlier, value, earlier.scope.hint(e.args[0].name, chosen))  # type: ignore[union-attr]
-            parts.append(self._partial(into, key, work, kind, into.scope.hint(f"{kind}_{e.out.name}" if mean else e.out.name, chosen)))
+            parts.append(self._partial(into, key, work, kind, into.scope.hint(reduced_name(e), chosen)))
         total = into.scope.combine("max" if kind == "amax" else kind, parts, e) if len(parts) > 1 else parts[0]
         return self._averaged(into, total, e, axes, env) if mean else total
 

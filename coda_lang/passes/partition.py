@@ -28,7 +28,7 @@ from ..ir.kernels import (
 )
 from ..ir.types import F32, Ty
 from .finishers import Finishers
-from .scalars import Env, Names, Ports, Scope, reduction, run_of
+from .scalars import Env, Names, Ports, Scope, reduced_name, reduction, run_of
 from .state import LANE, Anchor, Place, State, Stored, extents, is_temporary
 
 
@@ -198,7 +198,7 @@ class _Partition:
             key = (e.out.name, tuple(sorted((a, str(x)) for a, x in here.items())))
             if key not in self.statistics[own - 1]:
                 value = before.masked(before.value(e.args[0], here), kind, missing)
-                hint = scope.hint(e.out.name if not mean else f"{kind}_{e.out.name}", {**env, **dict(zip(lanes, choice))})
+                hint = scope.hint(reduced_name(e), {**env, **dict(zip(lanes, choice))})
                 self.statistics[own - 1][key] = Statistic(Var(self.names.take(hint), Ty(F32)), kind, over, value)
             parts.append(self.statistics[own - 1][key].var)
         total = scope.combine("max" if kind == "amax" else kind, parts, e)

@@ -18,6 +18,7 @@ from ..ir.graph import Atom, Eqn, Lit, Program, Tensor, Var
 from ..ir.kernels import Access, Along, At, Port, Position, Read, Run, Size
 from ..ir.types import BOOL, F32, I32, DType, Ty
 from ..ops.builder import EqnBuilder, Value
+from ..source import Span
 from .state import Placement, definitions, extents, is_temporary
 
 Env = dict[str, At]
@@ -99,6 +100,21 @@ class Ports:
         return tuple(self.ports.values())
 
 
+class _Builder(EqnBuilder):
+    """Names scalars as `names` does; equations made for one of the program's have its span."""
+
+    def __init__(self, program: Program, names: Names) -> None:
+        super().__init__(program.axes)
+        self.names = names
+        self.span: Span | None = None
+
+    def fresh(self, hint: str = "") -> str:
+        return self.names.take(hint or "t0")
+
+    def _emit(self, name: str, values: list[Value], attrs: dict, ty: Ty, span: Span | None, hint: str) -> Value:
+        return super()._emit(name, values, attrs, ty, span or self.span, hint)
+
+
 class Scope:
     """One scalar function. `leaf` gives the values that the function receives (accumulators, statistics, partials), None for others."""
 
@@ -107,8 +123,7 @@ class Scope:
         self.defs = definitions(program)
         self.inputs = {t.name for t in program.inputs}
         self.extents = extents(program)
-        self.builder = EqnBuilder(program.axes)
-        self.builder.fresh = lambda hint="": names.take(hint or "t0")  # type: ignore[method-assign]
+        self.builder = _Builder(program, names)
         self.memo: dict[object, Atom] = {}
         self.called: dict[str, str] = {}  # temporaries that become an output unrounded, by the output's name
         self.lane_names = {
@@ -148,6 +163,12 @@ class Scope:
         if var.name in self.inputs:
             return self.ports.read(var.name, env, var.name, lambda axis, i: self.alias(var.name, axis, i))
         e = self.defs[var.name]
+        before, self.builder.span = self.builder.span, e.span
+        found = self._made(e, env)
+        self.builder.span = before
+        return found
+
+    def _made(self, e: Eqn, env: Env) -> Atom:
         given = self.leaf(self, e, env)
         if given is not None:
             return given
@@ -315,6 +336,12 @@ def run_of(at: Mapping[str, Along | str], sizes: Mapping[str, int | None]) -> Ru
         if isinstance(x, Along) and sizes[axis] != sizes[x.axis]:
             return Run(x.axis, x.start, sizes[axis] or 0)
     return None
+
+
+def reduced_name(e: Eqn) -> str:
+    """What a reduction's total is called: the source's name of the result, else `sum_n`."""
+    kind, mean = reduction(e)
+    return f"{kind}_{'_'.join(e.attr('axes'))}" if mean or is_temporary(e.out.name) else e.out.name  # type: ignore[arg-type]
 
 
 def reduction(e: Eqn) -> tuple[str, bool]:
