@@ -98,6 +98,8 @@ def test_programs_that_grow_without_end_are_refused() -> None:
     twice = "\n".join(f"def g{i}(x) = g{i - 1}(x) + g{i - 1}(2 * x)" for i in range(1, 20))
     (found,) = errors(f"def g0(x) = x + 1\n{twice}\n{HEAD}y = g19(x @ w)\n")
     assert found.code == "C0214"
+    (found,) = errors(f"def g0(x) = x + 1\n{twice}\n{HEAD}y = x @ w + g19(1)\n")
+    assert found.code == "C0214", "numbers alone emit nothing, but take as long"
 
 
 def test_a_program_has_outputs() -> None:

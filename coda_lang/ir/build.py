@@ -19,7 +19,7 @@ from ..diagnostics.model import Label
 from ..diagnostics.suggest import did_you_mean
 from ..source import Source, Span
 from ..syntax import ast
-from .build_apply import TooLarge
+from .build_apply import MAX_EQNS, TooLarge
 from .build_defs import library_of
 from .build_names import taken, unknown_type
 from .build_program import Context, build_program
@@ -46,7 +46,7 @@ def build(
         programs = _Module(module, report, params, types).build()
     except (RecursionError, TooLarge) as error:
         deep = isinstance(error, RecursionError)
-        what = "an expression is nested too deeply" if deep else "the module's defs expand to more than 20000 operations in one program"
+        what = "an expression is nested too deeply" if deep else f"the module's defs expand to more than {MAX_EQNS} operations or calls in one program"
         help = "give parts of it names of their own" if deep else "defs that call others several times multiply: give shared results names"
         report.error("C0214", what, module.span, help=help)
     report.finish()

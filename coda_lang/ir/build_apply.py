@@ -21,7 +21,7 @@ from .build_values import Emitter, Value, folded, literal, typed
 from .graph import Var
 from .types import DType
 
-MAX_EQNS = 20_000  # more than any program a person writes; defs that call each other twice grow exponentially
+MAX_EQNS = 4_000  # far more than a program that anyone writes; defs that call each other twice grow exponentially
 
 
 class TooLarge(Exception):

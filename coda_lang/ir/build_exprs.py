@@ -13,7 +13,7 @@ from .. import ops
 from ..diagnostics.model import Label
 from ..source import Span
 from ..syntax import ast
-from .build_apply import Apply, Operand
+from .build_apply import MAX_EQNS, Apply, Operand, TooLarge
 from .build_calls import Brackets, matched
 from .build_names import taken, unknown_function, unknown_type, unknown_value
 from .build_report import listed
@@ -32,6 +32,7 @@ class Evaluator:
         self.apply, self.report, self.axes, self.emitter = apply, apply.report, apply.axes, apply.emitter
         self.brackets = Brackets(apply)
         self._inlining: list[str] = []
+        self._calls = 0
 
     def one(self, e: ast.Expr, scope: Scope) -> Value | None:
         """The single value of an expression."""
@@ -199,6 +200,9 @@ class Evaluator:
         key = f"{d.name}@{d.span}"
         if key in self._inlining:
             return None  # reported where the defs were checked
+        self._calls += 1
+        if self._calls > MAX_EQNS:  # calls that emit nothing multiply just as well
+            raise TooLarge
         bound = self._bind_axes(e, d, scope)
         if not e.called:
             self.report.error("C0208", f"`{d.name}` is called without arguments", e.span, "no parentheses", help=f"write `{d.name}[…](…)`")

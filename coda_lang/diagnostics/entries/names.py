@@ -206,7 +206,7 @@ s = sum[n](y)
         "C0214",
         "a program too large to compile",
         """Defs are inlined, so a few defs which each call another several times can stand for millions of operations. A program
-        may have 20000, and an expression may be nested a few hundred deep: far more than a kernel can hold.""",
+        may have 4000: far more than anyone writes, or a kernel can hold.""",
         """
 def a(x) = x + x * x
 def b(x) = a(a(a(a(x))))
