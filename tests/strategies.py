@@ -1,9 +1,9 @@
 """Random well-typed programs, for properties such as *a pass preserves the float64 meaning*.
 
 `programs()` draws a `Generated`: a product (or the sum of two), maps, lanes and reductions after it, in the forms a fused kernel has: row
-vectors, column vectors, tiles and scalars as operands; two lanes, heads with a norm of each, or runs of a split axis; tile stores, packed
-stores, row and column reductions and a gather as results, with maps on reduced values. With it come extents of all axes and, for each
-output, a bound on |written − exact| that follows from the program by first-order error analysis.
+vectors, column vectors, tiles and scalars as operands; one or two axes of rows; two lanes, heads with a norm of each, or runs of a split
+axis; tile stores, packed stores, row and column reductions and a gather as results, with maps on reduced values. With it come extents of
+all axes and, for each output, a bound on |written − exact| that follows from the program by first-order error analysis.
 `tensors` makes inputs for any program. Choices depend on integers only, so written and exact never part ways at a jump.
 """
 
@@ -94,8 +94,9 @@ class Maker:
         self.form = draw(st.sampled_from(FORMS))
         self.two = draw(st.booleans()) and self.form != "lanes"
         self.cols: tuple[str, ...] = {"heads": ("n", "hd"), "runs": ("head",)}.get(self.form, ("n",))
+        self.rows: tuple[str, ...] = ("b", "t") if draw(st.booleans()) and draw(st.booleans()) else ("m",)
         extra = {"lanes": (Axis("lane", 2),), "heads": (Axis("hd", 8),), "runs": (Axis("head", 24), Axis("qh", 16), Axis("kh", 8))}
-        free = (Axis("m"), Axis("k"), *((Axis("r"),) if self.two else ()), *((Axis("n"),) if self.form != "runs" else ()))
+        free = (*map(Axis, self.rows), Axis("k"), *((Axis("r"),) if self.two else ()), *((Axis("n"),) if self.form != "runs" else ()))
         self.axes = (*free, *extra.get(self.form, ()))
         self.half = draw(st.sampled_from([BF16, F16]))
         self.inputs: list[Tensor] = []
@@ -133,7 +134,7 @@ class Maker:
         return [Term(self.b.lane(acc.value, axis="lane", index=i), acc.size, acc.error) for i in range(2)]
 
     def contraction(self, x: str, w: str, over: str, cols: tuple[str, ...]) -> Term:
-        a, b = self.input(x, self.half, ("m", over)), self.input(w, self.half, (*cols, over))
+        a, b = self.input(x, self.half, (*self.rows, over)), self.input(w, self.half, (*cols, over))
         k = self.extents[over]
         return Term(self.b.contract(a, b, axes=(over,), batch=()), k, k * k * ULP)
 
@@ -141,7 +142,7 @@ class Maker:
         """Vectors, a tile, a scalar, and what is made of positions: whatever the draw says."""
         kinds = ["row", "part", "col", "tile", "scalar", "index", "size", "number"]
         wanted = self.draw(st.lists(st.sampled_from(kinds), max_size=3, unique=True))
-        held = {"row": self.cols, "part": self.cols[-1:], "col": ("m",), "tile": ("m", *self.cols), "scalar": ()}
+        held = {"row": self.cols, "part": self.cols[-1:], "col": self.rows, "tile": (*self.rows, *self.cols), "scalar": ()}
         out = []
         for kind in wanted:
             if kind in held:
@@ -150,7 +151,7 @@ class Maker:
             elif kind == "number":
                 out.append(Term(self.b.value(self.draw(st.floats(-2, 2, width=32))), 2.0, 0.0))
             elif kind == "index":
-                axis = self.pick(["m", *self.cols])
+                axis = self.pick([*self.rows, *self.cols])
                 last = self.b.maximum(self.b.cast(self.b.size(axes=(axis,)), dtype="f32"), 1.0)
                 out.append(Term(self.b.cast(self.b.index(axis=axis), dtype="f32") / last, 1.0, 4 * ULP))
             else:
@@ -188,9 +189,15 @@ class Maker:
         if kind == "fma":
             return self.tame(self.term("fma", x.size * y.size + x.size, x, y, x, slope=max(x.size, y.size, 1.0)))
         if kind == "where":
-            condition = self.b.index(axis=self.pick(["m", *self.cols])) >= self.draw(st.integers(0, 4))
-            return Term(self.b.where(condition, x.value, y.value), max(x.size, y.size), max(x.error, y.error))
+            return Term(self.b.where(self.condition(), x.value, y.value), max(x.size, y.size), max(x.error, y.error))
         return Term(self.b.cast(x.value, dtype=self.half.name), x.size, x.error + 2.0**-8 * max(x.size, 1.0))
+
+    def condition(self) -> Value:
+        """A bool made of integers."""
+        i, j = (self.b.index(axis=self.pick([*self.rows, *self.cols])) for _ in range(2))
+        first = self.b.apply(self.pick(["ge", "lt", "eq"]), (i * self.draw(st.integers(1, 3)) - 1, self.draw(st.integers(0, 6))))
+        second = self.b.apply(self.pick(["gt", "le", "ne"]), (j, self.b.minimum(i, self.b.size(axes=self.rows) - 1)))
+        return self.pick([first, ~first, first & second, first | second])
 
     def norm(self, x: Term) -> Term:
         """x / √(mean x² + 1) over each head."""
@@ -220,7 +227,7 @@ class Maker:
 
     def reduced(self, t: Term) -> Term:
         """A reduction of a tile along its rows, its columns or within a head, perhaps with a map after it."""
-        over = self.pick([self.cols, *([("m",)] if self.form != "runs" else []), *([("hd",)] if self.form == "heads" else [])])
+        over = self.pick([self.cols, *([self.rows] if self.form != "runs" else []), *([("hd",)] if self.form == "heads" else [])])
         name = self.pick(["sum", "mean", "max", "min", "amax", "logsumexp"])
         n = math.prod(self.extents[a] for a in over)
         scale = n if name == "sum" else 1.0
@@ -230,7 +237,7 @@ class Maker:
 
     def picked(self, t: Term) -> Term:
         """The element of each row at `target`, 0 where it is to be ignored."""
-        target = self.input("target", self.pick([I32, I64]), ("m",))
+        target = self.input("target", self.pick([I32, I64]), self.rows)
         found = self.b.gather(t.value, target, axis=self.cols[0])
         return Term(self.b.where(self.b.eq(target, IGNORED), 0.0, found), t.size, t.error)
 
