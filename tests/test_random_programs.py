@@ -15,12 +15,13 @@ from coda_lang.ir.interp import run  # noqa: E402
 from coda_lang.ir.printer import to_text  # noqa: E402
 
 
-def some(examples: int):
-    return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+def some(examples: int, derandomize: bool = True):
+    """The same programs on every run; other ones each night."""
+    return settings(max_examples=examples, derandomize=derandomize, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("name", passes.names())
-@some(25)
+@some(15)
 @given(programs())
 def test_each_pass_keeps_the_meaning(name, generated):
     program = passes.states(generated.program, name).program
@@ -46,14 +47,21 @@ def check_module(generated: Generated) -> None:
                 assert error <= (generated.errors[name] if rounds else 1e-9), f"{name} by {compute.__name__}\n{to_text(program)}"
 
 
-@some(40)
+@some(25)
 @given(programs())
 def test_the_emitted_module_computes_what_the_program_means(generated):
     check_module(generated)
 
 
 @pytest.mark.slow
-@some(300)
+@some(200)
 @given(programs(multiple=8))
 def test_the_emitted_module_computes_what_larger_programs_mean(generated):
+    check_module(generated)
+
+
+@pytest.mark.nightly
+@some(3000, derandomize=False)
+@given(programs())
+def test_the_emitted_module_computes_what_other_programs_mean_each_night(generated):
     check_module(generated)
