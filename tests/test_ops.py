@@ -60,6 +60,17 @@ def test_emission_agrees_at_infinity_nan_and_zero(op):
     torch.testing.assert_close(got[keep], want[keep], rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("op", [op for op in MAPS if "number" in op.reads], ids=lambda op: op.name)
+def test_integers_stay_integers_and_exact(op, dtype):
+    grid = torch.tensor([0, 1, -7, 100, 2**24 + 1, -(2**30)], dtype=dtype)
+    args = [g > 0 if op.read(i) == "bool" else g for i, g in enumerate(torch.meshgrid(*[grid] * len(op.args), indexing="ij"))]
+    got, want = emitted(op, torch_fns.Written(), args), op.ref(torch, *args)
+    inferred = op.infer(tuple(Ty({torch.int32: I32, torch.int64: I64, torch.bool: BOOL}[a.dtype]) for a in args), {}, ()).dtype
+    assert got.dtype == want.dtype == {I32: torch.int32, I64: torch.int64, BOOL: torch.bool}[inferred]
+    assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("dtype,torch_dtype", [("bf16", torch.bfloat16), ("f16", torch.float16), ("f32", torch.float32)])
 def test_casts_round_to_nearest_even_unless_exact(dtype, torch_dtype):
     x = torch.randn([64 if a == "m" else 1 for a in FRAME.order]) * 10
