@@ -84,11 +84,11 @@ def test_check_says_what_the_programs_become() -> None:
 
 
 def test_param_and_type(tmp_path: Path) -> None:
-    source = "type T = bf16 | f16\nparam eps = 1e-5\nprogram p(x: T[m, d], w: T[n, d]) -> (y: T[m, n])\ny = x @ w + eps\n"
+    source = "type T = bf16 | f16\nparam eps = 0.125\nprogram p(x: T[m, d], w: T[n, d]) -> (y: T[m, n])\ny = x @ w + eps\n"
     both = codac("-", "-o", "-", stdin=source).stdout
     one = codac("-", "-o", "-", "--type", "T=f16", "--param", "eps=0.25", stdin=source).stdout
-    assert "p_bf16" in both and "p_f16" in both and "1e-05" in both
-    assert "p_bf16" not in one and "0.25" in one and "1e-05" not in one
+    assert "p_bf16" in both and "p_f16" in both and "+ 0.125 " in both
+    assert "p_bf16" not in one and "+ 0.25 " in one and "0.125" not in one
 
 
 def test_unknown_param_and_type_are_refused() -> None:
@@ -336,19 +336,21 @@ def test_a_bug_says_so_and_saves_what_it_worked_on(
 # --- promises ----------------------------------------------------------------------------------------------------------------------
 
 
-def _fastest(*args: object, tries: int = 5) -> float:
+def _seconds(*args: object) -> float:
+    """Processor time of the quickest of a few runs: what a run takes on an idle machine, however busy this one is."""
     times = []
-    for _ in range(tries):
-        start = time.perf_counter()
+    for _ in range(3):
+        before = os.times()
         assert codac(*args).returncode == 0
-        times.append(time.perf_counter() - start)
+        after = os.times()
+        times.append(after.children_user - before.children_user + after.children_system - before.children_system)
     return min(times)
 
 
 @pytest.mark.slow
 def test_checking_and_emitting_are_quick(tmp_path: Path) -> None:
-    assert _fastest("check", SWIGLU) < 0.5
-    assert _fastest(SWIGLU, "-o", tmp_path / "k.py") < 2.0
+    assert _seconds("check", SWIGLU) < 0.5
+    assert _seconds(SWIGLU, "-o", tmp_path / "k.py") < 2.0
 
 
 @pytest.mark.parametrize("command", [["check", str(SWIGLU)], [str(SWIGLU), "-o", "-"]], ids=["check", "emit"])
