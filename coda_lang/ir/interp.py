@@ -11,24 +11,26 @@ from ..ops.builder import Frame, apply_op, constant
 from .graph import Lit, Program, Tensor
 
 
-def run(program: Program, inputs: Mapping[str, Any], T: Any, precision: str = "written") -> dict[str, Any]:
+def run(program: Program, inputs: Mapping[str, Any], T: Any, precision: str = "written", extents: Mapping[str, int] = {}) -> dict[str, Any]:
     """The outputs, by name, axes in declared order.
 
-    `inputs` holds one tensor a name, dimensions in declared order.
+    `inputs` holds one tensor a name, dimensions in declared order; `extents` gives those of axes that no input has.
     precision "written": floats are f32, casts round, inputs are rounded to their declared dtype, outputs have theirs.
     precision "exact": floats are float64, nothing rounds, float outputs are float64, and a float64 input is taken as it is.
     Differentiable by torch. Raises ValueError where names or shapes do not fit.
     """
-    env = values(program, inputs, T, precision)
-    frame = frame_of(program, inputs)
+    env = values(program, inputs, T, precision, extents)
+    frame = frame_of(program, inputs, extents)
     return {o.tensor.name: _store(frame.take(env[o.value.name], o.tensor.axes), o.tensor, T, precision == "exact") for o in program.outputs}
 
 
-def values(program: Program, inputs: Mapping[str, Any], T: Any, precision: str = "written") -> dict[str, Any]:
-    """Every value of the program, by name, laid out in `frame_of(program, inputs)`."""
+def values(
+    program: Program, inputs: Mapping[str, Any], T: Any, precision: str = "written", extents: Mapping[str, int] = {}
+) -> dict[str, Any]:
+    """Every value of the program, by name, laid out in `frame_of(program, inputs, extents)`."""
     if precision not in ("written", "exact"):
         raise ValueError(f"precision is written or exact, not {precision}")
-    exact, frame = precision == "exact", frame_of(program, inputs)
+    exact, frame = precision == "exact", frame_of(program, inputs, extents)
     env = {t.name: frame.lay(_load(inputs[t.name], t, T, exact), t.axes) for t in program.inputs}
     for e in program.eqns:
         args = [constant(a, frame, T, exact) if isinstance(a, Lit) else env[a.name] for a in e.args]
@@ -36,11 +38,11 @@ def values(program: Program, inputs: Mapping[str, Any], T: Any, precision: str =
     return env
 
 
-def frame_of(program: Program, inputs: Mapping[str, Any]) -> Frame:
+def frame_of(program: Program, inputs: Mapping[str, Any], known: Mapping[str, int] = {}) -> Frame:
     """The extents that the inputs' shapes give. Raises ValueError where they disagree or leave an axis open."""
     if set(inputs) != {t.name for t in program.inputs}:
         raise ValueError(f"{program.name} takes {', '.join(t.name for t in program.inputs)}; given {', '.join(inputs)}")
-    extents = {a.name: a.extent for a in program.axes}
+    extents = {a.name: a.extent or known.get(a.name) for a in program.axes}
     for t in program.inputs:
         shape = tuple(inputs[t.name].shape)
         if len(shape) != len(t.axes):

@@ -1,0 +1,348 @@
+"""Cutting a program into stages, one kernel with its finishers each, by what has to be stored in between.
+
+In: a program with any number of products, simplified. Out: stages in launch order, each a `Program` of its own whose inputs are tensors of the
+signature or intermediates, and whose outputs are results or intermediates. Every stage has one group of products that share a kernel, or none
+(a map kernel). Running the stages one after the other is the program. Non-goals: whether a stage fits a tile (`place`), storage (`layout`).
+
+Each value has a *home*. A product lives in its own stage, element-wise values with their latest operand, so they run in its epilogue.
+A reduction over all rows or columns is known only after its stage, so what meets it again needs a later stage; so does whatever reads a
+cotangent, which no stage of the forward may wait for. A value made from stored tensors alone has no home: it is computed where it is used.
+Where a stage needs a value of an earlier one, it is rebuilt from what is stored anyway if that is possible, else stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from .. import ops
+from ..diagnostics.model import InternalError
+from ..ir.graph import Atom, Eqn, Output, Program, Tensor, Var
+from .groups import Group, groups, reordered
+from .state import MAX_COLUMNS, definitions, fixed_product, nominal
+
+VIEWS = (ops.RENAME.name, ops.LANE.name, ops.STOP.name)
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a value lives: in stage `stage` (None: nowhere, computed where used), within the tile or after it; known to stages later than `since`."""
+
+    stage: int | None
+    since: int = -1
+    finished: bool = False
+
+
+@dataclass
+class _Stage:
+    """A stage in the making; `number` orders stages. `over` is every axis of its kernel."""
+
+    number: int
+    over: frozenset[str]
+    group: Group | None = None
+    stored: list[Var] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Programs in launch order, and outputs that are an input as it is: (output, input)."""
+
+    programs: tuple[Program, ...]
+    same: tuple[tuple[str, str], ...] = ()
+
+
+def cut(program: Program, late: frozenset[str] = frozenset(), stored: frozenset[str] = frozenset()) -> Stages:
+    """The stages. `late`: inputs that arrive only after all of the forward (cotangents). `stored`: values to be kept in any case."""
+    after = _after(program, late)
+    program = replace(program, eqns=tuple(sorted(program.eqns, key=lambda e: e.out.name in after)))
+    found = groups(program, after)
+    program = reordered(program, found)
+    return _Cut(program, found, late, after, stored).stages()
+
+
+def _after(program: Program, late: frozenset[str]) -> frozenset[str]:
+    """The values that depend on a late input."""
+    found = set(late)
+    for e in program.eqns:
+        if any(isinstance(a, Var) and a.name in found for a in e.args):
+            found.add(e.out.name)
+    return frozenset(found)
+
+
+class _Cut:
+    def __init__(
+        self, program: Program, found: tuple[Group, ...], late: frozenset[str], after: frozenset[str], stored: frozenset[str]
+    ) -> None:
+        self.program = program
+        self.inputs = {t.name: t for t in program.inputs}
+        self.defs = definitions(program)
+        self.at = {e.out.name: i for i, e in enumerate(program.eqns)}
+        self.size = nominal(program)
+        self.group_of = {name: g for g in found for name in g.members}
+        self.stages_by_number: dict[int, _Stage] = {}
+        barrier = max([self.at[e.out.name] for e in program.eqns if e.out.name not in after], default=-1)
+        self.home: dict[str, Home] = {t.name: Home(None, barrier if t.name in late else -1) for t in program.inputs}
+        self.kept = {o.value.name for o in program.outputs} | stored
+        for e in program.eqns:
+            self.home[e.out.name] = self._home(e)
+
+    # --- homes ---------------------------------------------------------------------------------------------------------
+
+    def _home(self, e: Eqn) -> Home:
+        if e.out.name in self.group_of:
+            return self._product(e)
+        homes = [self.home[a.name] for a in e.args if isinstance(a, Var)]
+        since = max((h.since for h in homes), default=-1)
+        tiles = sorted({h.stage for h in homes if h.stage is not None and not h.finished}, reverse=True)
+        if not tiles:
+            return self._from_stored(e, homes, since)
+        stage = self.stages_by_number[tiles[0]]
+        if since >= stage.number or not self._fits(e, stage):
+            stage = self._map_stage(e, since)
+        return self._leaving(e, stage)
+
+    def _from_stored(self, e: Eqn, homes: list[Home], since: int) -> Home:
+        """A value made of stored and finished values only."""
+        if self._finishes(e):
+            return self._leaving(e, self._map_stage(e, since))
+        finished = [h for h in homes if h.finished]
+        if finished and since == max(h.since for h in finished):  # it runs in the finisher
+            return Home(max(h.stage for h in finished if h.stage is not None), since, True)
+        return Home(None, since)
+
+    def _leaving(self, e: Eqn, stage: _Stage) -> Home:
+        return Home(stage.number, stage.number, True) if self._finishes(e, stage) else Home(stage.number, -1)
+
+    def _finishes(self, e: Eqn, stage: _Stage | None = None) -> bool:
+        """Is e a reduction that leaves the tile? One over lanes or a small group of fixed columns stays."""
+        if ops.TABLE[e.op].kind != "reduce" or not isinstance(e.args[0], Var):
+            return False
+        if e.op == ops.GATHER.name:
+            return True
+        over = tuple(e.attr("axes"))  # type: ignore[arg-type]
+        inside = fixed_product(self.program, over)
+        if inside is None or inside > MAX_COLUMNS:
+            return True
+        return stage is not None and stage.group is not None and bool(set(over) & stage.group.rows)
+
+    def _fits(self, e: Eqn, stage: _Stage) -> bool:
+        """May e run over the positions of this stage? New axes may only be fixed ones (lanes)."""
+        axes = set(e.out.ty.axes) | {a for x in e.args if isinstance(x, Var) for a in x.ty.axes}
+        return all(a in stage.over or self.program.extent(a) is not None for a in axes) and e.op != ops.JOIN.name
+
+    def _map_stage(self, e: Eqn, since: int) -> _Stage:
+        """A map kernel over the axes that e touches: one that is there already, if it is late enough."""
+        over = frozenset(e.out.ty.axes).union(*(a.ty.axes for a in e.args if isinstance(a, Var)))
+        for s in self.stages_by_number.values():
+            if s.group is None and s.number > since and over <= s.over:
+                return s
+        return self._new(self.at[e.out.name], over, None)
+
+    def _new(self, number: int, over: frozenset[str], group: Group | None) -> _Stage:
+        while number in self.stages_by_number:
+            raise InternalError(f"two stages at equation {number} of {self.program.name}")
+        self.stages_by_number[number] = _Stage(number, over, group)
+        return self.stages_by_number[number]
+
+    def _product(self, e: Eqn) -> Home:
+        group = self.group_of[e.out.name]
+        number = max(self.at[m] for m in group.members)
+        if number not in self.stages_by_number:
+            self._new(number, group.axes, group)
+        for a in e.args if e.op == ops.CONTRACT.name else ():
+            assert isinstance(a, Var)
+            self._operand(a)
+        return Home(number, -1)
+
+    def _operand(self, a: Var) -> None:
+        """An operand must be stored: what is no view of a stored tensor is kept, by a map kernel of its own if it has no home."""
+        while a.name in self.defs and self.defs[a.name].op in VIEWS and a.name not in self.kept:
+            a = self.defs[a.name].args[0]  # type: ignore[assignment]
+        if a.name in self.inputs or a.name in self.kept and self.home[a.name].stage is not None:
+            return
+        self.kept.add(a.name)
+        home = self.home[a.name]
+        if home.stage is None:
+            stage = self._map_stage(self.defs[a.name], home.since)
+            self.home[a.name] = Home(stage.number, -1)
+
+    # --- what is stored ------------------------------------------------------------------------------------------------
+
+    def stages(self) -> Stages:
+        """All of it."""
+        self._place_outputs()
+        self._choose()
+        order = sorted(self.stages_by_number)
+        stored = self._stored_by_stage()
+        same = tuple((o.tensor.name, o.value.name) for o in self.program.outputs if o.value.name in self.inputs)
+        return Stages(tuple(self._program(n, stored[n]) for n in order if stored[n]), same)
+
+    def _place_outputs(self) -> None:
+        """An output that has no home is written by a map kernel."""
+        for o in self.program.outputs:
+            home = self.home[o.value.name]
+            if home.stage is None and o.value.name in self.defs:
+                last = max(self.stages_by_number, default=-1)
+                if last > home.since and set(o.value.ty.axes) <= self.stages_by_number[last].over:
+                    self.home[o.value.name] = Home(last, -1)
+                else:
+                    self.home[o.value.name] = Home(self._map_stage(self.defs[o.value.name], home.since).number, -1)
+
+    def _stored_by_stage(self) -> dict[int, list[Var]]:
+        out: dict[int, list[Var]] = {n: [] for n in self.stages_by_number}
+        for e in self.program.eqns:
+            if e.out.name in self.kept and self.home[e.out.name].stage is not None:
+                out[self.home[e.out.name].stage].append(e.out)  # type: ignore[index]
+        return out
+
+    def _choose(self) -> None:
+        """Adds to `kept` what later stages need: values at the frontier, or the accumulators they all come from, if those are fewer bytes."""
+        for number in sorted(self.stages_by_number, reverse=True):
+            missing: dict[int, dict[str, Var]] = {}
+            for v in self._roots(number):
+                self._missing(v, number, missing, set())
+            for source, values in missing.items():
+                self.kept |= set(self._cheaper(source, list(values.values())))
+
+    def _roots(self, number: int) -> list[Var]:
+        """What a stage computes in any case: all that is kept of it, and its operands."""
+        return [e.out for e in self.program.eqns if e.out.name in self.kept and self.home[e.out.name].stage == number]
+
+    def _missing(self, v: Var, number: int, out: dict[int, dict[str, Var]], seen: set[str]) -> None:
+        """Collects the values of other stages that computing v in stage `number` needs and that cannot be rebuilt from what is stored."""
+        if v.name in seen or v.name in self.inputs:
+            return
+        seen.add(v.name)
+        e, home = self.defs[v.name], self.home[v.name]
+        here = home.stage == number
+        if self._before(v.name, number):
+            if v.name in self.kept or self._rebuilt(v):
+                return
+            if not self._cheap(v):
+                out.setdefault(home.stage, {})[v.name] = v
+                return
+        if v.name in self.group_of and here:
+            return
+        for a in e.args:
+            if isinstance(a, Var):
+                self._missing(a, number, out, seen)
+
+    def _cheap(self, v: Var) -> bool:
+        """Is v always computed again? Conditions are no tensors; a map kernel's values need no more than what that kernel loads."""
+        stage = self.home[v.name].stage
+        assert stage is not None
+        mapped = self.stages_by_number[stage].group is None and not self.home[v.name].finished
+        return v.ty.dtype.kind == "bool" or (mapped and ops.TABLE[self.defs[v.name].op].kind != "reduce")
+
+    def _rebuilt(self, v: Var) -> bool:
+        """Can v be computed anywhere from stored tensors, without a product or a reduction that leaves its tile?"""
+        if v.name in self.inputs or v.name in self.kept:
+            return True
+        e = self.defs[v.name]
+        if v.name in self.group_of or self.home[v.name].finished or ops.TABLE[e.op].kind in ("reduce", "contract"):
+            return False
+        return all(self._rebuilt(a) for a in e.args if isinstance(a, Var))
+
+    def _bytes(self, values: Iterable[Var]) -> int:
+        return sum(prod(self.size[a] for a in v.ty.axes) * v.ty.dtype.bits // 8 for v in values)
+
+    def _cheaper(self, source: int, values: list[Var]) -> list[str]:
+        sources: dict[str, Var] = {}
+        for v in values:
+            if self.home[v.name].finished or not self._leaves(v, source, sources):
+                return [v.name for v in values]
+        return [v.name for v in (sources.values() if self._bytes(sources.values()) <= self._bytes(values) else values)]
+
+    def _leaves(self, v: Var, source: int, out: dict[str, Var]) -> bool:
+        """The accumulators of stage `source` that v is an element-wise function of; False where something else comes in."""
+        if v.name in self.inputs or v.name in self.kept:
+            return True
+        home, e = self.home[v.name], self.defs[v.name]
+        if v.name in self.group_of:
+            out[v.name] = v
+            return home.stage == source
+        if home.finished or home.stage not in (None, source) or ops.TABLE[e.op].kind in ("reduce", "contract"):
+            return False
+        return all(self._leaves(a, source, out) for a in e.args if isinstance(a, Var))
+
+    # --- programs ------------------------------------------------------------------------------------------------------
+
+    def _program(self, number: int, stored: list[Var]) -> Program:
+        """One stage as a program: its equations, and those that are rebuilt in it."""
+        wanted: dict[str, Eqn] = {}
+        tensors: dict[str, Tensor] = {}
+        held: dict[str, Var] = {}  # values that arrive in the tensor of an output, under its name
+
+        def need(a: Atom) -> None:
+            if not isinstance(a, Var) or a.name in wanted or a.name in tensors:
+                return
+            if a.name in self.inputs:
+                tensors[a.name] = self.inputs[a.name]
+            elif a.name in self.kept and self._before(a.name, number):
+                tensors[a.name] = self._tensor(a)
+                held[a.name] = Var(tensors[a.name].name, a.ty)
+            else:
+                wanted[a.name] = self.defs[a.name]
+                for x in self.defs[a.name].args:
+                    need(x)
+
+        for v in stored:
+            need(v)
+        results = {o.value.name: [] for o in self.program.outputs}  # type: dict[str, list[Output]]
+        for o in self.program.outputs:
+            results[o.value.name].append(o)
+        outputs = [o for v in stored for o in results.get(v.name) or [Output(self._tensor(v), v)]]
+        used = {a for t in [*tensors.values(), *(o.tensor for o in outputs)] for a in t.axes}
+        used |= {a for e in wanted.values() for a in (*e.out.ty.axes, *_named(e))}
+        return replace(
+            self.program,
+            axes=tuple(a for a in self.program.axes if a.name in used),
+            nominal=tuple((a, n) for a, n in self.program.nominal if a in used),
+            inputs=tuple(tensors[n] for n in [*self.inputs, *self.defs] if n in tensors),
+            outputs=tuple(outputs),
+            eqns=tuple(_with(e, held) for e in self.program.eqns if e.out.name in wanted),
+            save=(),
+            recompute=(),
+        )
+
+    def _before(self, name: str, number: int) -> bool:
+        """Is the value stored by an earlier stage? (One that is made from inputs may be stored later than it is used.)"""
+        stage = self.home[name].stage
+        return stage is not None and stage < number
+
+    def _tensor(self, v: Var) -> Tensor:
+        """The stored form of an intermediate: an output's tensor, else one whose axes follow what it is multiplied with."""
+        for o in self.program.outputs:
+            if o.value.name == v.name:
+                return o.tensor
+        return Tensor(v.name, v.ty.dtype, self._order(v))
+
+    def _order(self, v: Var) -> tuple[str, ...]:
+        """Contracted axes last and as the other operand stores them; else program order."""
+        order = v.ty.axes
+        for e in self.program.eqns:
+            if e.op != ops.CONTRACT.name:
+                continue
+            for a, other in (e.args, e.args[::-1]):
+                if isinstance(a, Var) and a.name == v.name and isinstance(other, Var) and other.name in self.inputs:
+                    over = set(e.attr("axes"))  # type: ignore[call-overload]
+                    inner = tuple(x for x in self.inputs[other.name].axes if x in over)
+                    if len(inner) > 1:
+                        order = tuple(x for x in order if x not in over) + inner
+        return order
+
+
+def _with(e: Eqn, held: dict[str, Var]) -> Eqn:
+    return replace(e, args=tuple(held.get(a.name, a) if isinstance(a, Var) else a for a in e.args))
+
+
+def _named(e: Eqn) -> set[str]:
+    """The axes that an equation's attributes name."""
+    found: set[str] = set()
+    for key, value in e.attrs:
+        if key in ("axis", "to"):
+            found.add(str(value))
+        elif key in ("axes", "batch", "of"):
+            found |= set(value)  # type: ignore[call-overload]
+    return found
