@@ -58,6 +58,10 @@ class Job:
         """Identifies the object."""
         return manifest.digest(self.record, self.arch, repr(versions()), device_code())
 
+    def run(self, path: Path) -> None:
+        """What a worker does."""
+        compile_job(self, path)
+
 
 def functions_of(kernel: spec.Kernel) -> tuple[str, ...]:
     """The names of the scalar functions a kernel calls."""

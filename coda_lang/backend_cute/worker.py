@@ -1,6 +1,6 @@
 """Processes that compile: run as `python -m coda_lang.backend_cute.worker`, they take pickled jobs on standard input and answer each.
 
-In: `compile.Job`s and the path each object goes to. Out: the objects; an error in a worker is raised in the caller. `Pool` keeps a fixed
+In: `compile.Job`s (whatever has `run(path)`) and the path each object goes to. Out: the objects; an error in a worker is raised in the caller. `Pool` keeps a fixed
 number of workers, started when first needed. A worker that dies takes its job with it, not the pool. Non-goals: caching, ordering.
 """
 
@@ -101,15 +101,13 @@ class Pool:
 
 def serve(questions: BinaryIO, answers: BinaryIO) -> None:
     """Answer until the questions end."""
-    from .compile import compile_job
-
     while True:
         try:
             job, path = pickle.load(questions)
         except EOFError:
             return
         try:
-            compile_job(job, path)
+            job.run(path)
             answer: tuple[Any, ...] = ("done",)
         except CodaError as problem:
             answer = ("refused", problem.diagnostics)
