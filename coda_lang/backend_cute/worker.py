@@ -1,7 +1,8 @@
 """Processes that compile: run as `python -m coda_lang.backend_cute.worker`, they take pickled jobs on standard input and answer each.
 
-In: `compile.Job`s (whatever has `run(path)`) and the path each object goes to. Out: the objects; an error in a worker is raised in the caller. `Pool` keeps a fixed
-number of workers, started when first needed. A worker that dies takes its job with it, not the pool. Non-goals: caching, ordering.
+In: `compile.Job`s (anything with `run(path)`) and the path each object goes to. Out: the objects; an error in a worker is raised in the
+caller. `Pool` keeps a fixed number of workers, started when first needed. A worker that dies takes its job with it, not the pool.
+Non-goals: caching, ordering.
 """
 
 from __future__ import annotations
