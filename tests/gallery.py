@@ -1,4 +1,4 @@
-"""Small programs that together use everything the passes can place: one feature, or one combination, each. `PROGRAMS` maps a name to a source."""
+"""Small programs that together use everything the passes can place, a feature or a combination each. `PROGRAMS`: name → source."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ y = x @ w
 z = tanh(x @ w)
 =====
 subset_of_columns
-program p(x: bf16[m, d], w: bf16[head, pair=16, d], s: f32[head], f: f32[pair], g: f32[m, head], q: f32[m, pair]) -> (y: bf16[m, head, pair])
+program p(x: bf16[m, d], w: bf16[head, pair=16, d], s: f32[head], f: f32[pair], g: f32[m, head], q: f32[m, pair])
+    -> (y: bf16[m, head, pair])
 y = (x @ w) * s * f + g * q
 =====
 halves
@@ -120,7 +121,8 @@ program p(x: bf16[m, d], w: bf16[head, hd=8, d]) -> (y: bf16[m, head, hd])
 y = softmax[hd](x @ w)
 =====
 head_norm_over_lanes
-program p(x: bf16[m, d], w: bf16[head, lane=2, pair=8, d], pos: i32[m], const freq: f32[pair], g: f32[lane, pair]) -> (y: bf16[m, head, lane, pair])
+program p(x: bf16[m, d], w: bf16[head, lane=2, pair=8, d], pos: i32[m], const freq: f32[pair], g: f32[lane, pair])
+    -> (y: bf16[m, head, lane, pair])
 z = rmsnorm[lane, pair](x @ w, g, 1e-6)
 y = rope[lane](z, pos, freq)
 =====
@@ -233,7 +235,8 @@ program p(x: bf16[m, d], w: bf16[n, d], seg: i32[m], tag: i64[n], keep: bool[m, 
 y = where(f32(seg) == f32(tag) or not keep, 0.0, x @ w)
 =====
 two_k_segments_reduced
-program p(x: bf16[m, k], w: bf16[n, k], t: bf16[m, r], b: bf16[n, r], res: bf16[m, n]) -> (u: bf16[m, n], ms: f32[m], total: f32[n], peak: f32[])
+program p(x: bf16[m, k], w: bf16[n, k], t: bf16[m, r], b: bf16[n, r], res: bf16[m, n])
+    -> (u: bf16[m, n], ms: f32[m], total: f32[n], peak: f32[])
 u = x @ w + t @ b + res
 ms = mean[n](u * u)
 total = sum[m](u)

@@ -17,7 +17,7 @@ from ..ir.kernels import Gemm, Plan, Reduce, Sink
 from ..passes.report import contract
 from ..passes.state import extents, is_temporary
 from .lower import lower, phase_name
-from .text import WIDTH, Line, Raw, body, call, constant, literal, returns, safe, scalar
+from .text import WIDTH, Line, Raw, body, call, constant, literal, public, returns, safe, scalar
 
 
 def emit(plans: Iterable[Plan]) -> str:
@@ -33,8 +33,8 @@ def emit(plans: Iterable[Plan]) -> str:
     imports = [f"from math import {', '.join(names)}\n"] if names else []
     renamed = f" as {runtime}" if runtime != "function" else ""
     imports += [f"from coda_lang.backend_cute import function{renamed}", f"from coda_lang.backend_cute import spec as {alias}"]
-    main = f'if __name__ == "__main__":\n    raise SystemExit({runtime}.main([{", ".join(safe(p.program.name) for p in plans)}]))\n'
-    return f"{head}\n\n" + "\n".join(imports) + "\n\n\n" + text + "\n\n" + main
+    main = f'if __name__ == "__main__":\n    raise SystemExit({runtime}.main([{", ".join(public(p.program.name) for p in plans)}]))\n'
+    return f"{head}\n\n" + "\n".join(imports) + "\n\n" + text + "\n\n" + main
 
 
 def _docstring(plans: Sequence[Plan]) -> str:
@@ -56,13 +56,14 @@ def _program(plan: Plan, alias: str, runtime: str) -> str:
     functions = _functions(plan)
     title = f"# --- {name} "
     blocks = [title + "-" * (119 - len(title))]
-    blocks[0] += f"\n#\n# {_signature(program)}" + "".join(f"\n# {line}" for line in textwrap.wrap(program.doc, WIDTH - 4))
+    blocks[0] += "\n#" + "".join(f"\n# {line}" for line in textwrap.wrap(_signature(program), WIDTH - 4, subsequent_indent="    "))
+    blocks[0] += "".join(f"\n# {line}" for line in textwrap.wrap(program.doc, WIDTH - 4))
     blocks[0] += "\n#\n# Shapes\n" + "\n".join(f"#   {line}" for c in contract(plan) for line in textwrap.wrap(c, WIDTH - 6))
     blocks += [text for _, text in functions]
     blocks.append(reference(plan))
     blocks.append(f"{constant_name} = {literal(record, 0, len(constant_name) + 3, alias)}")
     table = {fn: Raw(fn) for fn, _ in functions}
-    head, tail = f"{safe(name)} = {runtime}.Function(", f", {name}_reference)"
+    head, tail = f"{public(name)} = {runtime}.Function(", f", {name}_reference)"
     flat = f"{head}{constant_name}, {literal(table, 0, -9999)}{tail}"
     if len(flat) > WIDTH:
         flat = f"{head}\n    {constant_name},\n    {literal(table, 4, 1)},\n    {name}_reference,\n)"
@@ -137,14 +138,15 @@ class _Reference:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.dims: dict[str, str] = {}
+        taken = {safe(v) for v in [t.name for t in program.inputs] + [e.out.name for e in program.eqns]}
         for axis in program.axes:
             name = axis.name.upper()
-            while name in self.dims.values():
+            while name in taken:
                 name += "_"
+            taken.add(name)
             self.dims[axis.name] = name
         self.rank = len(program.axes)
         self.extents = extents(program)
-        self.sized = False
 
     def text(self) -> str:
         p = self.program
@@ -156,7 +158,8 @@ class _Reference:
             f'    """{p.name} as written; each value has one dim for each of the axes {", ".join(a.name for a in p.axes)}."""',
         ]
         out.append(f"    {', '.join(self.dims.values())}{',' if self.rank == 1 else ''} = range({self.rank})")
-        out.append(f"    size = ({', '.join(self.size(a.name) for a in p.axes)}{',' if self.rank == 1 else ''})")
+        if any("size[" in text for text in (*stores, *(line.value for line in lines))):
+            out.append(f"    size = ({', '.join(self.size(a.name) for a in p.axes)}{',' if self.rank == 1 else ''})")
         out += [f"    {n} = f.load({n}, {self.tuple(t.axes)}, {self.rank})" for n, t in zip(names, p.inputs)]
         out += [line.text() for line in lines]
         if sum(map(len, stores)) + 2 * len(stores) + 12 <= WIDTH:

@@ -58,7 +58,7 @@ def inline(text: str) -> str:
     files = sources()
     packed = base64.b64encode(zlib.compress(json.dumps(files, sort_keys=True).encode(), 9)).decode()
     name = "coda_runtime_" + hashlib.sha256(packed.encode()).hexdigest()[:12]
-    others = "".join(f"{line}\n" for line in body.split("\n\n\n")[0].strip().split("\n") if line.startswith("from math"))
+    others = "".join(f"{line}\n" for line in body.split("\n\n#")[0].strip().split("\n") if line.startswith("from math"))
     body = body.removeprefix("\n").removeprefix(others)
     imports = "".join(f"import {m}\n" for m in IMPORTS) + others + "from pathlib import Path\n"
     bound = "".join(f'{alias} = importlib.import_module(f"{{_package}}.backend_cute.{module}")\n' for module, alias in names)

@@ -17,12 +17,18 @@ from ..ir.graph import Atom, Eqn, Lit, Var
 from ..passes.state import is_temporary
 
 WIDTH = 140
-INLINE = 88  # a temporary is written into its one use unless the line gets longer than this
+INLINE = 88  # a temporary longer than this has a line of its own
+LONGEST = 104  # an expression longer than this is taken apart
 
 
 def safe(name: str) -> str:
     """The name as a Python variable: `lambda` and the function library's `f` are taken."""
     return name + "_" if keyword.iskeyword(name) or name in ("f", "inf", "nan", "size") else name
+
+
+def public(name: str) -> str:
+    """A program's name as that of its function in the module."""
+    return name + "_" if keyword.iskeyword(name) or name in ("inf", "nan") else name
 
 
 def constant(lit: Lit) -> ast.expr:
@@ -87,17 +93,24 @@ def body(
     kept = {a.name for a in results if isinstance(a, Var)}
     known: dict[str, ast.expr] = {}
     lines: list[Line] = []
+    source = {e.out.name: str(e.span) if e.span else "" for e in eqns}
     for e in eqns:
-        value = right(e, [constant(a) if isinstance(a, Lit) else known.get(a.name, ast.Name(safe(a.name))) for a in e.args])
-        text = ast.unparse(value)
         name = e.out.name
+        while True:
+            value = right(e, [constant(a) if isinstance(a, Lit) else known.get(a.name, ast.Name(safe(a.name))) for a in e.args])
+            text = ast.unparse(value)
+            inlined = [a.name for a in e.args if isinstance(a, Var) and a.name in known]
+            if len(text) <= LONGEST or not inlined:
+                break
+            longest = max(inlined, key=lambda n: len(ast.unparse(known[n])))
+            lines.append(Line(safe(longest), ast.unparse(known.pop(longest)), source[longest]))
         here = e.span.line if e.span else None
         if is_temporary(name) and name not in kept and count.get(name) == 1 and where[name] in (here, None) and len(text) < INLINE:
             known[name] = value
             continue
         if isinstance(value, ast.Name) and value.id == safe(name):
             continue
-        lines.append(Line(safe(name), text, str(e.span) if e.span else ""))
+        lines.append(Line(safe(name), text, source[name]))
     return lines, known
 
 
