@@ -41,7 +41,7 @@ class Part:
 
 
 def differentiate(program: Program) -> Derivative:
-    """The derivative. Raises CodaError: C0511 for a `forward` program, C0512 where no input has a gradient, C0513 where no output is a float."""
+    """The derivative. Raises CodaError C0511 for a `forward` program, C0512 if no input has a gradient, C0513 if no output is a float."""
     wanted = tuple(t for t in program.inputs if t.dtype.kind == "float" and not t.const)
     sources = tuple(o for o in program.outputs if o.tensor.dtype.kind == "float")
     _refuse(program, bool(wanted), bool(sources))

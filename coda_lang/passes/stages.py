@@ -1,13 +1,14 @@
 """Cutting a program into stages, one kernel with its finishers each, by what has to be stored in between.
 
-In: a program with any number of products, simplified. Out: stages in launch order, each a `Program` of its own whose inputs are tensors of the
-signature or intermediates, and whose outputs are results or intermediates. Every stage has one group of products that share a kernel, or none
-(a map kernel). Running the stages one after the other is the program. Non-goals: whether a stage fits a tile (`place`), storage (`layout`).
+In: a program with any number of products, simplified. Out: stages in launch order, each a `Program` of its own whose inputs are
+tensors of the signature or intermediates, and whose outputs are results or intermediates. Every stage has one group of products that share
+a kernel, or none (a map kernel). Running the stages one after the other is the program. Non-goals: whether a stage fits a tile
+(`place`), storage (`layout`).
 
 Each value has a *home*. A product lives in its own stage, element-wise values with their latest operand, so they run in its epilogue.
 A reduction over all rows or columns is known only after its stage, so what meets it again needs a later stage; so does whatever reads a
-cotangent, which no stage of the forward may wait for. A value made from stored tensors alone has no home: it is computed where it is used.
-Where a stage needs a value of an earlier one, it is rebuilt from what is stored anyway if that is possible, else stored.
+cotangent, which no stage of the forward may wait for. A value made from stored tensors alone has no home: it is computed where it is
+used. Where a stage needs a value of an earlier one, it is rebuilt from what is stored anyway if that is possible, else stored.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ VIEWS = (ops.RENAME.name, ops.LANE.name, ops.STOP.name)
 
 @dataclass(frozen=True)
 class Home:
-    """Where a value lives: in stage `stage` (None: nowhere, computed where used), within the tile or after it; known to stages later than `since`."""
+    """In which stage a value lives (None: in none, it is computed where used), within the tile or after it.
+
+    Stages with a greater number than `since` can know it.
+    """
 
     stage: int | None
     since: int = -1
@@ -120,7 +124,7 @@ class _Cut:
             return False
         if e.op == ops.GATHER.name:
             return True
-        over = tuple(e.attr("axes"))  # type: ignore[arg-type]
+        over: tuple[str, ...] = tuple(e.attr("axes"))  # type: ignore[arg-type]
         inside = fixed_product(self.program, over)
         if inside is None or inside > MAX_COLUMNS:
             return True
@@ -197,7 +201,7 @@ class _Cut:
         return out
 
     def _choose(self) -> None:
-        """Adds to `kept` what later stages need: values at the frontier, or the accumulators they all come from, if those are fewer bytes."""
+        """Keeps what later stages need: values at the frontier, or the accumulators that they come from, if those are fewer bytes."""
         for number in sorted(self.stages_by_number, reverse=True):
             missing: dict[int, dict[str, Var]] = {}
             for v in self._roots(number):
@@ -220,6 +224,7 @@ class _Cut:
             if v.name in self.kept or self._rebuilt(v):
                 return
             if not self._cheap(v):
+                assert home.stage is not None
                 out.setdefault(home.stage, {})[v.name] = v
                 return
         if v.name in self.group_of and here:
