@@ -109,7 +109,7 @@ def _quote(source: Source, spans: list[tuple[Span, str, bool]], gutter: int, pai
     text = source.text.split("\n")
     marks: dict[int, list[_Mark]] = {}
     for span, label, primary in spans:
-        last = min(max(span.line, span.end_line), len(text))
+        last = max(span.line, min(span.end_line, len(text)))
         for number in range(span.line, last + 1):
             if last - span.line > 3 and span.line < number < last:
                 continue  # of a long range, the first and the last line

@@ -173,9 +173,13 @@ ENTRIES: tuple[Entry, ...] = (
         "a tool that is not installed",
         """Compiling kernels needs nvidia-cutlass-dsl and a C compiler to link; launching them needs apache-tvm-ffi and the DSL's
         runtime library, found in the installed package, beside the kernels of a build, or at CODA_DSL_RUNTIME.""",
-        """import os from coda_lang.backend_cute import compile
+        """
+import os
+from coda_lang.backend_cute import compile
 
-        os.environ["CODA_DSL_RUNTIME"] = "no/such/file.so" compile.runtime_library()""",
+os.environ["CODA_DSL_RUNTIME"] = "no/such/file.so"
+compile.runtime_library()
+""",
         "",
         "Install what the message names: `pip install coda-lang[torch,cute]` has it all but the C compiler.",
     ),
