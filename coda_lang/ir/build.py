@@ -45,10 +45,10 @@ def build(
     try:
         programs = _Module(module, report, params, types).build()
     except (RecursionError, TooLarge) as error:
-        deep = isinstance(error, RecursionError)
-        what = "an expression is nested too deeply" if deep else f"the module's defs expand to more than {MAX_EQNS} operations or calls in one program"
-        help = "give parts of it names of their own" if deep else "defs that call others several times multiply: give shared results names"
-        report.error("C0214", what, module.span, help=help)
+        what = f"a program's defs expand to more than {MAX_EQNS} operations or calls"
+        if isinstance(error, RecursionError):
+            what = "the defs call each other through too many levels"
+        report.error("C0214", what, module.span, help="defs that call others several times multiply: give shared results names")
     report.finish()
     return tuple(programs)
 

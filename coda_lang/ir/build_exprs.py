@@ -176,12 +176,16 @@ class Evaluator:
         if have is dtype or widens or have.kind == dtype.kind == "float":
             return self.apply.cast(typed, dtype, x.span)
         quoted = self.report.quote(x.span, "…")
-        help = f"write the conversion: `{dtype}({quoted})`"
-        if have is BOOL:
+        help = f"keep it {have}"
+        if x.value.weak and dtype.kind == "int":
+            help = "write a whole number"
+        elif have.kind == "float" and dtype.kind == "int":
+            help = "keep it a float: `floor` and `round` give whole numbers as floats"
+        elif have is BOOL:
             help = f"choose numbers: `where({quoted}, 1.0, 0.0)`"
         elif dtype is BOOL:
             help = f"compare it: `{quoted} != 0`"
-        self.report.error("C0308", f"{have} is not converted to {dtype} unless told to", x.span, f"this is {have}", help=help)
+        self.report.error("C0308", f"{have} is not converted to {dtype}", x.span, f"this is {have}", help=help)
         return None
 
     def dtype(self, name: str, span: Span, scope: Scope) -> DType | None:

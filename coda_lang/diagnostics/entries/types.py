@@ -120,9 +120,10 @@ y = x @ w
     ),
     Entry(
         "C0308",
-        "a conversion that has to be written",
-        """A signature or an annotation rounds floats, widens integers and turns integers into floats. It does not turn floats
-        into integers, nor numbers into bools or bools into numbers: that may lose the value, so it is written.""",
+        "a conversion that is not made",
+        """A signature or an annotation rounds floats, widens integers and turns integers into floats. Floats do not become integers
+        (`floor` and `round` give whole numbers as floats), i64 does not become i32, and bools and numbers are kept apart: a comparison
+        makes a bool, `where` a number.""",
         """
 program flags(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n], positive: f32[m, n])
 y = x @ w
@@ -133,7 +134,7 @@ program flags(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n], positive: f32[m, 
 y = x @ w
 positive = where(y > 0.0, 1.0, 0.0)
 """,
-        "Write the cast, the comparison or the `where`.",
+        "Write the comparison or the `where`, or keep the type.",
     ),
     Entry(
         "C0309",
