@@ -109,11 +109,11 @@ y = x @ w
         """A product multiplies bf16 by bf16, or f16 by f16, and sums in f32. An f32 operand is rounded to the other's type; if
         both are f32, or one is bf16 and the other f16, the program has to say which type it means.""",
         """
-program linear(x: f32[m, k], w: f32[n, k]) -> (y: f32[m, n])
+program linear(x: f16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])
 y = x @ w
 """,
         """
-program linear(x: f32[m, k], w: bf16[n, k]) -> (y: f32[m, n])
+program linear(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])
 y = x @ w
 """,
         "Round an operand: `bf16(x) @ w`.",
