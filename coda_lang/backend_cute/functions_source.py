@@ -45,26 +45,35 @@ def _collect(fn: Any, parts: dict[str, str]) -> None:
         if parts[fn.__name__] != text:
             raise InternalError(f"two scalar functions are called {fn.__name__}")
         return
-    used = inspect.getclosurevars(fn)
-    for name, value in {**used.globals, **used.nonlocals}.items():
-        if isinstance(value, FunctionType) and value.__name__ == name:
-            _collect(value, parts)
-        elif isinstance(value, _PLAIN):
-            line = f"{name} = {_literal(value)}"
-            if parts.setdefault(name, line) != line:
-                raise InternalError(f"two constants of scalar functions are called {name}")
-        else:
-            raise InternalError(f"{fn.__qualname__} uses {name}, which is neither a number nor a function of its module")
-    unknown = [n for n in used.unbound if n in fn.__code__.co_names and not hasattr(builtins, n) and _is_global(fn, n)]
-    if unknown:
-        raise InternalError(f"{fn.__qualname__} uses {', '.join(sorted(unknown))}, which is not defined")
+    cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or ()))
+    for name in _free_names(defined):
+        if name in cells or name in fn.__globals__:
+            _use(fn, name, cells[name].cell_contents if name in cells else fn.__globals__[name], parts)
+        elif not hasattr(builtins, name):
+            raise InternalError(f"{fn.__qualname__} uses {name}, which is not defined")
     parts[fn.__name__] = text
 
 
-def _is_global(fn: FunctionType, name: str) -> bool:
-    """Is `name` read as a variable, not only as an attribute?"""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
-    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
+def _use(fn: FunctionType, name: str, value: Any, parts: dict[str, str]) -> None:
+    """Add what `name` stands for in `fn`."""
+    if isinstance(value, FunctionType) and value.__name__ == name and value is not fn:
+        _collect(value, parts)
+    elif isinstance(value, _PLAIN):
+        line = f"{name} = {_literal(value)}"
+        if parts.setdefault(name, line) != line:
+            raise InternalError(f"two constants of scalar functions are called {name}")
+    else:
+        raise InternalError(f"{fn.__qualname__} uses {name}, which is neither a number nor another function of its module")
+
+
+def _free_names(defined: ast.FunctionDef) -> list[str]:
+    """The variables a function reads but does not bind, in order; its annotations are never evaluated."""
+    bound = {node.arg for node in ast.walk(defined) if isinstance(node, ast.arg)}
+    bound |= {node.name for node in ast.walk(defined) if isinstance(node, ast.FunctionDef) and node is not defined}
+    parts = [*defined.body, *defined.args.defaults, *(d for d in defined.args.kw_defaults if d)]
+    names = [node for part in parts for node in ast.walk(part) if isinstance(node, ast.Name)]
+    bound |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return list(dict.fromkeys(node.id for node in names if node.id not in bound))
 
 
 def _literal(value: Any) -> str:
