@@ -38,11 +38,13 @@ cubins: setup ## compile every spec with every offered configuration to sm_90a a
 nightly: setup ## every test that needs no GPU, the exhaustive ones too
 	$(PY) -m pytest -n $(JOBS) -m "nightly or not nightly"
 
-gpu: needs-gpu ## the tests that need a Hopper GPU
+gpu: needs-gpu ## everything that needs a Hopper GPU: tests, scalar functions, every spec at every size, against float64
 	$(PY) -m pytest -m gpu
+	$(PY) bench/gpu_functions.py --build build/functions && $(PY) bench/gpu_functions.py --run build/functions
+	$(PY) bench/gpu_specs.py --build build/specs && $(PY) bench/gpu_specs.py --run build/specs
 
-bench: needs-gpu ## the benchmarks, on a Hopper GPU
-	$(PY) -m bench
+bench: needs-gpu ## speed of the mainloop against cuBLAS, on a Hopper GPU; tables go to bench/results/
+	$(PY) bench/gpu_mainloop.py build build/mainloop && $(PY) bench/gpu_mainloop.py run build/mainloop build/mainloop.jsonl
 
 needs-gpu: setup
 	@$(PY) -m bench.need_gpu
