@@ -130,8 +130,9 @@ class Lexer:
 
     # --- brackets ---
 
-    def _brackets(self, tokens: list[Token]) -> tuple[set[int], set[int]]:
-        """Matches brackets: the positions of openers that nothing closes, and of tokens with an error of this kind."""
+    def _brackets(self, tokens: list[Token]) -> tuple[dict[int, int], set[int], set[int]]:
+        """Matches brackets, known by their positions: closer → opener, the openers that nothing closes, and those with an error."""
+        partner: dict[int, int] = {}
         unclosed: set[int] = set()
         broken: set[int] = set()
         stack: list[Token] = []
@@ -139,30 +140,30 @@ class Lexer:
         for k, token in enumerate(tokens):
             if token.value in ("(", "["):
                 stack.append(token)
-                if len(stack) == MAX_BRACKETS + 1:
-                    self._error(problems.brackets_too_deep(self.span(token), MAX_BRACKETS))
-                    broken.add(token.start_pos)
+                if len(stack) > MAX_BRACKETS:  # the one error worth telling; it also bounds the work below
+                    raise CodaError([problems.brackets_too_deep(self.span(token), MAX_BRACKETS)], (self.source,))
             elif token.type in STARTS and stack and tokens[k - 1].line < token.line:
                 # a statement cannot start inside brackets: those still open were forgotten
                 self._forgotten(stack, mistaken, self.span(token))
                 unclosed |= {opener.start_pos for opener in stack}
                 stack.clear()
             elif token.value in _CLOSES:
-                if stack and stack[-1].value == _CLOSES[token.value]:
-                    stack.pop()
-                    continue
-                broken.add(token.start_pos)
+                wanted = _CLOSES[token.value]
                 if not stack:
                     self._error(problems.mismatched(self.span(token), token.value))
-                elif stack[-1].start_pos not in mistaken:
-                    self._error(problems.mismatched(self.span(token), token.value, self.span(stack[-1]), stack[-1].value))
+                    broken.add(token.start_pos)
+                elif stack[-1].value != wanted:
+                    if stack[-1].start_pos not in mistaken:
+                        self._error(problems.mismatched(self.span(token), token.value, self.span(stack[-1]), stack[-1].value))
                     mistaken.add(stack[-1].start_pos)
-                if any(o.value == _CLOSES[token.value] for o in stack):
-                    while stack.pop().value != _CLOSES[token.value]:
-                        pass
+                    broken.add(token.start_pos)
+                if any(opener.value == wanted for opener in stack):
+                    while stack[-1].value != wanted:
+                        stack.pop()
+                    partner[token.start_pos] = stack.pop().start_pos
         self._forgotten(stack, mistaken, None)
         unclosed |= {opener.start_pos for opener in stack}
-        return unclosed, broken | unclosed
+        return partner, unclosed, broken | unclosed
 
     def _forgotten(self, openers: list[Token], reported: set[int], before: Span | None) -> None:
         """Reports the innermost of `openers`; those around it are likely to be closed by the same mend."""
@@ -174,23 +175,23 @@ class Lexer:
 
     def _lines(self) -> list[_Line]:
         tokens, broken, indents = self._tokens()
-        unclosed, more = self._brackets(tokens)
+        partner, unclosed, more = self._brackets(tokens)
         broken |= more
         lines: list[_Line] = []
-        depth, last = 0, 0  # open brackets, and the last token's line
-        forgotten = False  # an opener of this line is never closed: the line may end at any line start that looks like a statement
+        stack: list[int] = []  # the openers that are open, by position
+        last = 0  # the last token's line
         for k, token in enumerate(tokens):
-            fresh = token.line > last
-            if not lines or (fresh and token.type not in CONTINUES and (depth == 0 or (forgotten and _begins(tokens, k)))):
-                lines.append(_Line([], *indents[token.line]))
-                depth, forgotten = 0, False
+            if not lines or (token.line > last and token.type not in CONTINUES):
+                # where an opener is never closed, the line ends before the next one that looks like a statement
+                if not stack or (not unclosed.isdisjoint(stack) and _begins(tokens, k)):
+                    lines.append(_Line([], *indents[token.line]))
+                    stack.clear()
             lines[-1].tokens.append(token)
             lines[-1].broken |= token.start_pos in broken
-            if token.value in "([":
-                forgotten |= token.start_pos in unclosed
-                depth += 1
-            elif token.value in _CLOSES:
-                depth = max(0, depth - 1)
+            if token.value in ("(", "["):
+                stack.append(token.start_pos)
+            elif partner.get(token.start_pos) in stack:
+                del stack[stack.index(partner[token.start_pos]) :]
             last = token.line
         return lines
 
