@@ -91,6 +91,7 @@ def test_row_10_a_transposed_output_is_right_or_refused_with_a_reason(tmp_path, 
 # --- rows 11 and 32: every configuration, every output -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sums", "propagate", "four_biases"])
 def test_rows_11_and_32_every_output_with_every_configuration(name, programs, monkeypatch):
     """What the host decides by the configuration (partials above all) holds for each; the kernels' part is checked on the card."""
