@@ -17,7 +17,8 @@ REQUIRE = "C0709"  # a shape condition does not hold
 TOO_LARGE = "C0710"  # an extent past 32 bits
 OUTPUTS = "C0711"  # an output that the program does not have
 BUILD = "C0712"  # a directory that is no build, or of another version
-CONFIG = "C0713"  # no tile configuration for this kernel
+CACHE = "C0714"  # compiled kernels cannot be kept on disk
+TOOLS = "C0715"  # something that compiling or loading needs is not installed
 
 
 class CallError(CodaError):
