@@ -72,6 +72,7 @@ ERRORS = [
     ("C0303", HEAD + "y = matmul«[m]»(x, w)", "no axis `m` for `matmul`", "[d, n]"),
     ("C0304", HEAD + "y = «x @ (rename[d -> k](w))»", "share no axis", "rename[k -> d]"),
     ("C0304", HEAD + "y = «x @ 2»", "share no axis", "with `*`"),
+    ("C0304", "program p(x: bf16[m, dim], w: bf16[dims, n]) -> (y: bf16[m, n])\ny = «x @ w»", "share no axis", "rename[dims -> dim]"),
     ("C0305", HEAD + "y = x @ w\nz = y @ «bf16(sum[m](r))»", "this side has none", "sum[n](… * …)"),
     ("C0306", "program p(x: bf16[m, a, b], w: bf16[n, b, a]) -> (y: bf16[m, n])\ny = «x @ w»", "stored in two orders", "matmul[a, b]"),
     ("C0306", "program p(x: bf16[a, m, b], w: bf16[n, a, b]) -> (y: bf16[m, n])\ny = «x @ w»", "stored apart", "matmul[a, b]"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast as python
 import re
 from pathlib import Path
+from random import Random
 
 import pytest
 from build_errors import ERRORS, HEAD
@@ -329,3 +330,24 @@ def test_equations_point_at_the_users_text() -> None:
     assert (lines["rsqrt"], lines["add"]) == (3, 1)
     assert {e.span.file for e in program(text).eqns} == {"t.coda"}
 
+
+
+WORD = re.compile(r"[A-Za-z_]\w*|\d+(?:\.\d+)?(?:e-?\d+)?")
+CORPUS = sorted((ROOT / "specs").glob("*.coda"))
+
+
+@pytest.mark.parametrize("file", CORPUS, ids=lambda f: f.name)
+def test_mutated_programs_are_built_or_refused(file: Path) -> None:
+    """Words exchanged at random: whatever comes, there is a well-formed program, or errors that each have a place and a remedy."""
+    random = Random(file.name)
+    text = "\n".join(line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    words = list(WORD.finditer(text))
+    for _ in range(40):
+        mutated = text
+        for word in sorted(random.sample(words, 2), key=lambda w: -w.start()):
+            mutated = mutated[: word.start()] + random.choice(words)[0] + mutated[word.end() :]
+        try:
+            for p in programs(mutated):
+                assert from_text(to_text(verify(p))) == p
+        except CodaError as error:
+            assert all(d.span and d.help for d in error.diagnostics if d.code >= "C02"), mutated

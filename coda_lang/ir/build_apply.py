@@ -110,10 +110,10 @@ class Apply:
         culprit = next(o for o in operands if not set(o.axes) <= set(widest.axes))
         extra = [a for a in culprit.axes if a not in widest.axes]
         lacking = [a for a in widest.axes if a not in culprit.axes]
-        what = self.report.quote(culprit.span)
-        meant = f"if {what} is meant to carry {listed(lacking[:1])}, " + (
-            f"declare it so, or write `rename[{extra[0]} -> {lacking[0]}](…)`; " if lacking else ""
-        )
+        meant = ""
+        if pair := self.axes.likely(extra, lacking):
+            what = self.report.quote(culprit.span)
+            meant = f"if {what} is meant to carry `{pair[1]}`, declare it so, or write `rename[{pair[0]} -> {pair[1]}](…)`; "
         self.report.error(
             "C0302",
             f"the operands of `{name}` do not line up: {axes_text(widest.axes)} and {axes_text(culprit.axes)}",
@@ -121,8 +121,7 @@ class Apply:
             f"has {listed(extra)}, which the other lacks",
             secondary=[Label(widest.span, f"descends from a product, with the axes {axes_text(widest.axes)}")],
             notes=["what a product made does not gain axes by broadcasting: a mis-named axis would silently give an outer result"],
-            help=(meant if lacking else "")
-            + f"for an outer result write `expand[{', '.join(extra)}](…)` around {self.report.quote(widest.span)}",
+            help=meant + f"for an outer result write `expand[{', '.join(extra)}](…)` around {self.report.quote(widest.span)}",
         )
         return False
 
@@ -173,18 +172,19 @@ class Apply:
         return self.emit(ops.CONTRACT, pair, span, {"axes": over, "batch": batch}, product=True) if pair else None
 
     def _nothing_shared(self, x: Operand, y: Operand, span: Span) -> None:
-        help = "`@` contracts the axes both sides share: give the contracted axis one name on both sides"
+        help = "multiply by a scalar with `*`"
         if x.axes and y.axes:
-            last = (x.value.order or x.axes)[-1], (y.value.order or y.axes)[-1]
-            renamed = f"`rename[{last[1]} -> {last[0]}](…)` around {self.report.quote(y.span)}"
-            help = f"name the contracted axis alike in the signature, or write {renamed}"
+            help = "`@` contracts the axes that both sides share: give the contracted axis one name"
+            if pair := self.axes.likely((y.value.order or y.axes)[::-1], (x.value.order or x.axes)[::-1]):
+                renamed = f"`rename[{pair[0]} -> {pair[1]}](…)` around {self.report.quote(y.span)}"
+                help = f"name the contracted axis alike in the signature, or write {renamed}"
         self.report.error(
             "C0304",
             "the two sides of this product share no axis",
             span,
             "nothing to contract",
             secondary=[Label(o.span, f"axes {axes_text(o.axes)}" if o.axes else "a scalar") for o in (x, y)],
-            help=help if x.axes and y.axes else "multiply by a scalar with `*`",
+            help=help,
         )
 
     def _group(self, x: Operand, y: Operand, shared: tuple[str, ...], span: Span) -> tuple[str, ...] | None:

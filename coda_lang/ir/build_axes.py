@@ -6,10 +6,11 @@ Non-goals: what an operator does with its axes (`build_brackets`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..diagnostics.model import Label
+from ..diagnostics.suggest import suggest
 from ..source import Span
 from ..syntax import ast
 from .build_names import unbound_axis, unknown_axis
@@ -59,6 +60,12 @@ class AxisTable:
         """`lane=2`, or `m` where free."""
         extent = self.extent(name)
         return name if extent is None else f"{name}={extent}"
+
+    def likely(self, wrong: Sequence[str], right: Sequence[str]) -> tuple[str, str] | None:
+        """Which axis of `wrong` was probably meant to be which of `right`: of one extent, of like names, else the first of each."""
+        pairs = [(a, b) for a in wrong for b in right if self.extent(a) == self.extent(b)]
+        alike = [(a, b) for a, b in pairs if suggest(a, [b])]
+        return next(iter(alike or pairs), None)
 
     def declare(self, name: str, extent: int | None, span: Span) -> bool:
         """Enter an axis, or say once more what is known of it. False, with an error reported, where the extents differ."""

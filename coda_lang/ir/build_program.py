@@ -175,7 +175,8 @@ class _Program:
             value_has = f"has {axes_text(operand.axes)}" if operand.axes else "is a scalar"
             more, less = [a for a in operand.axes if a not in want], [a for a in output.axes if a not in have]
             if more and less:
-                help = f"if {listed(more[:1])} is meant to be {listed(less[:1])}, name them alike"
+                pair = self.axes.likely(more, less) or (more[0], less[0])
+                help = f"if `{pair[0]}` is meant to be `{pair[1]}`, name them alike"
             elif more:
                 wider = f"{output.name}: {output.dtype}{axes_text((*output.axes, *more))}"
                 help = f"reduce it, as in `sum[{', '.join(more)}](…)`, or declare `{wider}`"
