@@ -36,7 +36,7 @@ def check_module(generated: Generated) -> None:
     exec(compile(emit([passes.run(program)]), "kernel.py", "exec"), namespace)
     function, given_tensors = namespace[program.name], generated.tensors()
     tensors = [given_tensors[t.name] for t in program.inputs]
-    exact = run(program, given_tensors, torch, "exact")
+    exact, written = run(program, given_tensors, torch, "exact"), run(program, given_tensors, torch)
     for compute in (function.reference, function.reference_planned):
         for rounds in (False, True):
             results = compute(*tensors, exact=not rounds)
@@ -44,7 +44,11 @@ def check_module(generated: Generated) -> None:
                 name, want = o.tensor.name, exact[o.tensor.name]
                 assert got.shape == want.shape
                 error = (got.double() - want).abs().max().item()
-                assert error <= (generated.errors[name] if rounds else 1e-9), f"{name} by {compute.__name__}\n{to_text(program)}"
+                what = f"{name} by {compute.__name__}\n{to_text(program)}"
+                assert error <= (generated.errors[name] if rounds else 1e-9), what
+                if rounds and got.numel() >= 8:  # rounded at the same places: most elements are those of the oracle but for f32 rounding
+                    off = (got.double() - written[name].double()).abs() / written[name].double().abs().clamp(min=0.1)
+                    assert off.median().item() <= 3e-5, what
 
 
 @some(25)
