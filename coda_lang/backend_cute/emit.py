@@ -8,6 +8,7 @@ named axes) and a function of its name. Non-goals: running it (`function`), inli
 from __future__ import annotations
 
 import ast
+import functools
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -15,9 +16,9 @@ from .. import ops
 from ..ir.graph import Eqn, Program, Var
 from ..ir.kernels import Gemm, Plan, Reduce, Sink
 from ..passes.report import contract
-from ..passes.state import extents, is_temporary
+from ..passes.state import extents
 from .lower import lower, phase_name
-from .text import WIDTH, Line, Raw, body, call, constant, literal, public, returns, safe, scalar
+from .text import WIDTH, Raw, body, call, constant, literal, public, returns, safe, scalar
 
 
 def emit(plans: Iterable[Plan]) -> str:
@@ -134,6 +135,10 @@ def reference(plan: Plan) -> str:
     return _Reference(plan.program).text()
 
 
+def _number(e: Eqn, name: str) -> ast.expr:
+    return ast.Constant(int(e.attr(name)))  # type: ignore[call-overload]
+
+
 class _Reference:
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -214,11 +219,11 @@ class _Reference:
     def lanes(self, e: Eqn, args: Sequence[ast.expr]) -> ast.expr:
         axis = self.dim(e.attr("axis"))
         if e.op == ops.LANE.name:
-            return call(e.op, args[0], axis, ast.Constant(e.attr("index")))
+            return call(e.op, args[0], axis, _number(e, "index"))
         if e.op == ops.PACK.name:
             return call(e.op, axis, *args)
         if e.op == ops.RUN.name:
-            return call(e.op, args[0], axis, ast.Constant(e.attr("start")), self.extent(e.attr("to")), self.dim(e.attr("to")))
+            return call(e.op, args[0], axis, _number(e, "start"), self.extent(e.attr("to")), self.dim(e.attr("to")))
         return call(e.op, axis, self.many(e.attr("of")), *args)
 
     def move(self, e: Eqn, args: Sequence[ast.expr]) -> ast.expr:
@@ -233,12 +238,6 @@ class _Reference:
             device = ast.Attribute(ast.Name(safe(self.program.inputs[0].name)), "device")
             return call(e.op, self.dim(e.attr("axis")), self.extent(e.attr("axis")), ast.Constant(self.rank), device)
         if e.op == ops.SIZE.name:
-            value = None
-            for a in e.attr("axes"):  # type: ignore[attr-defined]
-                value = self.extent(a) if value is None else ast.BinOp(value, ast.Mult(), self.extent(a))
-            assert value is not None
-            return value
+            first, *rest = (self.extent(a) for a in e.attr("axes"))  # type: ignore[attr-defined]
+            return functools.reduce(lambda x, y: ast.BinOp(x, ast.Mult(), y), rest, first)
         return args[0]
-
-
-__all__ = ["Line", "emit", "is_temporary", "reference"]

@@ -174,7 +174,7 @@ class Finishers:
         lanes = [a for a in axes if a not in along]
         kind, mean = reduction(e)
         earlier = self.level(argument.level, argument.stage)
-        parts = []
+        parts: list[Atom] = []
         for choice in every(*[range(self.extents[a] or 0) for a in lanes]):
             chosen = {**{a: x for a, x in env.items() if isinstance(x, int)}, **dict(zip(lanes, choice))}
             value = earlier.scope.value(e.args[0], {**along, **chosen})

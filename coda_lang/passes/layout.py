@@ -121,8 +121,9 @@ def _uses(plan: Plan) -> dict[str, list[Use]]:
         for sink in kernel.sinks if isinstance(kernel, Gemm) else ():
             if isinstance(sink, (Store, Point)):
                 add(sink.access.tensor, _access_use("tile" if isinstance(sink, Store) else "load", sink.access, gemm))
-        for result in kernel.results if isinstance(kernel, Finish) else ():
-            add(result.tensor, Use("result", tuple((own, (kernel.over, axis)) for own, axis in result.axes)))
+        if isinstance(kernel, Finish):
+            for result in kernel.results:
+                add(result.tensor, Use("result", tuple((own, (kernel.over, axis)) for own, axis in result.axes)))
     return found
 
 

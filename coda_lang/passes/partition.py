@@ -179,7 +179,7 @@ class _Partition:
 
     def _statistic(self, scope: Scope, e: Eqn, env: Env, phase: int) -> Atom | None:
         """A reduction over a group of columns: computed by an earlier phase, received by this one."""
-        axes = tuple(e.attr("axes"))  # type: ignore[arg-type]
+        axes: tuple[str, ...] = e.attr("axes")  # type: ignore[assignment]
         at = dict(self._place(e.args[0]).at)  # type: ignore[arg-type]
         along = {a: at[a] for a in axes if isinstance(at.get(a), Along)}
         if not along:

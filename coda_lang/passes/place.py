@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from .. import ops
 from ..diagnostics.model import CodaError, Diagnostic
-from ..ir.graph import Atom, Eqn, Lit, Program, Var
+from ..ir.graph import Atom, Eqn, Lit, Program, Tensor, Var
 from ..ir.kernels import Along
 from ..ir.types import Ty
 from . import refusals as no
@@ -376,7 +376,7 @@ class _Run:
 
     # --- outputs -------------------------------------------------------------------------------------------------------
 
-    def output(self, tensor: object, value: Var) -> None:
+    def output(self, tensor: Tensor, value: Var) -> None:
         p = self.places[value.name]
         at = dict(p.at)
         for axis in value.ty.axes:

@@ -8,7 +8,7 @@ Non-goals: which values are wanted (`partition`), storage.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product as every
 from math import prod
@@ -140,7 +140,7 @@ class Scope:
         """What the source calls a lane of a value."""
         return self.lane_names.get((name, axis, index))
 
-    def hint(self, name: str, env: Env) -> str:
+    def hint(self, name: str, env: Mapping[str, At]) -> str:
         """A name for a value at a position: the source's name of the lane, else the value's name and its lanes."""
         name = self.called.get(name, name)
         for axis, at in env.items():
@@ -210,7 +210,8 @@ class Scope:
         return self._join(e, env, axis)
 
     def _join(self, e: Eqn, env: Env, axis: str) -> Atom:
-        at, of = env[axis], tuple(e.attr("of"))  # type: ignore[arg-type]
+        at = env[axis]
+        of: tuple[str, ...] = e.attr("of")  # type: ignore[assignment]
         starts = [sum(self.extents[a] or 0 for a in of[:i]) for i in range(len(of))]
         if isinstance(at, int):
             part = max(i for i, s in enumerate(starts) if s <= at)
@@ -219,7 +220,7 @@ class Scope:
         parts = [self.value(a, {**env, name: Along(at.axis, at.start + s)}) for a, name, s in zip(e.args, of, starts)]
         chosen = b.value(parts[-1])
         for i in range(len(of) - 2, -1, -1):
-            before = b.apply(ops.by_symbol("<", 2).name, (self.index(at), starts[i + 1]), span=e.span)  # type: ignore[union-attr]
+            before = b.apply(BEFORE, (self.index(at), starts[i + 1]), span=e.span)
             chosen = b.apply(ops.WHERE.name, (before, parts[i], chosen), span=e.span, hint=self.hint(e.out.name, env))
         return chosen.atom
 
@@ -246,13 +247,13 @@ class Scope:
 
     def fold(self, e: Eqn, env: Env) -> Atom:
         """A reduction whose axes are all lanes."""
-        axes = tuple(e.attr("axes"))  # type: ignore[arg-type]
+        axes: tuple[str, ...] = e.attr("axes")  # type: ignore[assignment]
         values = [self.value(e.args[0], at) for at in self.lanes_of(e, axes, env)]
         kind, mean = reduction(e)
         total = self.combine(kind, values, e)
         return self.divide(total, (len(values),), e, self.hint(e.out.name, env)) if mean else total
 
-    def combine(self, kind: str, values: list[Atom], e: Eqn) -> Atom:
+    def combine(self, kind: str, values: Sequence[Atom], e: Eqn) -> Atom:
         """Scalars reduced to one; kinds as in `spec.RowReduce`."""
         b = self.builder
         given = [b.value(v) for v in values]
@@ -289,9 +290,7 @@ class Scope:
             if isinstance(count, int) and count & (count - 1) == 0:
                 value = b.apply(ops.MUL.name, (value, 1.0 / count), span=e.span, hint=last)
             else:
-                value = b.apply(
-                    ops.by_symbol("/", 2).name, (value, float(count) if isinstance(count, int) else count), span=e.span, hint=last
-                )  # type: ignore[union-attr]
+                value = b.apply(DIVIDE, (value, float(count) if isinstance(count, int) else count), span=e.span, hint=last)
         return value.atom
 
     def _gather(self, e: Eqn, env: Env) -> Atom:
@@ -323,9 +322,14 @@ class Scope:
         return self.builder.apply(ops.WHERE.name, (self.first(missing), value, Lit(IDENTITY[kind], F32))).atom
 
 
-_LARGER, _SMALLER = ops.find("max"), ops.find("min")  # the element-wise ones
-assert _LARGER is not None and _SMALLER is not None
-COMBINE = {"sum": ops.ADD.name, "max": _LARGER.name, "min": _SMALLER.name, "amax": _LARGER.name}
+def _name(op: ops.Op | None) -> str:
+    assert op is not None
+    return op.name
+
+
+DIVIDE, BEFORE = _name(ops.by_symbol("/", 2)), _name(ops.by_symbol("<", 2))
+_LARGER, _SMALLER = _name(ops.find("max")), _name(ops.find("min"))  # the element-wise ones
+COMBINE = {"sum": ops.ADD.name, "max": _LARGER, "min": _SMALLER, "amax": _LARGER}
 KINDS = {"logsumexp": "lse"}
 IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "amax": 0.0, "lse": float("-inf")}
 
