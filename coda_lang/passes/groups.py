@@ -1,4 +1,4 @@
-"""Which products share a kernel: sums of products into one accumulator, and accumulators with the same rows that element-wise values combine.
+"""Which products share a kernel: sums of products into one accumulator, and accumulators with the same rows that later values combine.
 
 In: a program. Out: `Group`s, and the program with each group's members next to each other. Non-goals: whether the kernel exists (`anchor`).
 """
@@ -15,7 +15,7 @@ from .state import definitions
 
 @dataclass(frozen=True)
 class Group:
-    """Products of one kernel: `members` are the products and the sums that are accumulators, `rows` the axes of the shared operand's side."""
+    """Products of one kernel: `members` are the products and sums that are accumulators, `rows` the axes of the shared operand's side."""
 
     members: tuple[str, ...]
     axes: frozenset[str]
