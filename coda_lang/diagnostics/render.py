@@ -121,7 +121,7 @@ def _quote(source: Source, spans: list[tuple[Span, str, bool]], gutter: int, pai
     previous = 0
     for number in sorted(marks):
         if previous and number == previous + 2:
-            out.append(_row(previous + 1, _shown(text[previous])[0][:WIDTH], gutter, paint))
+            out.append(_row(previous + 1, _shown(_window(text[previous], [_Mark(1, 2, False, "")])[0])[0], gutter, paint))
         elif previous and number > previous + 2:
             out.append(paint("frame", "..."))
         previous = number
@@ -135,11 +135,11 @@ def _row(number: int | None, text: str, gutter: int, paint: Paint) -> str:
 
 
 def _line(number: int, text: str, marks: list[_Mark], gutter: int, paint: Paint) -> list[str]:
+    text, marks = _window(text, marks)
     shown, columns = _shown(text)
     last = len(text) + 1
     placed = [_Mark(columns[min(m.start, last) - 1], columns[min(m.end, last) - 1], m.primary, _safe(m.text)) for m in marks]
     placed = [_Mark(m.start, max(m.end, m.start + 1), m.primary, m.text) for m in placed]
-    shown, placed = _window(shown, placed)
     out = [_row(number, shown, gutter, paint)]
     rows: list[list[_Mark]] = []  # marks that overlap go below each other, the primary one first
     for m in sorted(placed, key=lambda m: (not m.primary, m.start)):
@@ -184,17 +184,19 @@ def _shown(text: str) -> tuple[str, list[int]]:
     return "".join(out), [*cells, at]
 
 
-def _window(shown: str, marks: list[_Mark]) -> tuple[str, list[_Mark]]:
-    """Cuts a long line to WIDTH around its first mark."""
-    if len(shown) <= WIDTH:
-        return shown, marks
+def _window(text: str, marks: list[_Mark]) -> tuple[str, list[_Mark]]:
+    """Cuts a long line to WIDTH characters around its primary mark, or its first."""
+    if len(text) <= WIDTH:
+        return text, marks
     lead = next((m for m in marks if m.primary), marks[0])
-    start = max(0, min(lead.start - WIDTH // 4, len(shown) - WIDTH))
-    cut = ("…" if start else "") + shown[start + bool(start) : start + WIDTH - 1]
-    if start + WIDTH - 1 < len(shown):
-        cut += "…"
-    inside = [m for m in marks if start <= m.start < start + WIDTH]
-    return cut, [_Mark(m.start - start, min(m.end - start, WIDTH), m.primary, m.text) for m in inside]
+    start = max(0, min(lead.start - 1 - WIDTH // 4, len(text) - WIDTH))
+    cut = text[start : start + WIDTH]
+    if start:
+        cut = "…" + cut[1:]
+    if start + WIDTH < len(text):
+        cut = cut[:-1] + "…"
+    inside = [m for m in marks if m.start <= start + WIDTH and m.end > start]
+    return cut, [_Mark(max(m.start - start, 1), min(m.end - start, WIDTH + 1), m.primary, m.text) for m in inside]
 
 
 def _safe(text: str) -> str:

@@ -104,6 +104,8 @@ class Lexer:
                 indents[line] = (pos - start, "\t" in text[start:pos])
             token = Token("JUNK", value, pos, line, col, line, col + len(value), match.end())
             problem = None
+            if kind == "junk" and pos in spoilt:
+                kind = "more junk"  # of characters side by side, the first speaks for all
             if kind == "name":
                 token.type = _TYPES.get(value, "NAME")
                 if not value.isascii():
@@ -115,16 +117,15 @@ class Lexer:
                 problem = spelling.number(self.span(token), value)
             elif kind == "op":
                 token.type = _TYPES[value]
-            else:
+            elif kind != "more junk":
                 problem = spelling.character(self.span(token), value)
             if len(tokens) == MAX_TOKENS:
-                raise CodaError([problems.too_long(self.span(token), MAX_TOKENS)], (self.source,))
+                raise CodaError([*self.errors, problems.too_long(self.span(token), MAX_TOKENS)], (self.source,))
             if problem:
-                if pos not in spoilt:  # of characters side by side, the first speaks for all
-                    self._error(problem)
-                if kind == "junk":
-                    spoilt.add(match.end())
+                self._error(problem)
                 broken.add(pos)
+            if kind in ("junk", "more junk"):
+                spoilt.add(match.end())
             tokens.append(token)
         return tokens, broken, indents
 

@@ -93,7 +93,7 @@ def _assemble(source: Source, nodes: list[tuple[Item, Any]], errors: list[Diagno
     body: list[Any] | None = None  # of the program whose statements are being read
     lost = False  # whether statements belong to a signature that could not be read
     for item, node in nodes:
-        kind = item.tokens[0].type
+        kind = next((t.type for t in item.tokens if t.type != "JUNK"), "JUNK")
         if kind in ("PROGRAM", "FORWARD"):
             body, lost = [], node is None
             if node is not None:
