@@ -62,16 +62,14 @@ def accumulators(program: Program) -> list[tuple[Var, Eqn, list[Eqn]]]:
     """Sums of products: (the sum, its equation, the products)."""
     defs, count = definitions(program), uses(program)
 
-    def terms(name: str) -> list[Eqn] | None:
-        e = defs.get(name)
-        if e is None or e.op == ops.CONTRACT.name:
-            return [e] if e else None
-        if e.op != ops.ADD.name:
-            return None
-        parts = [terms(a.name) if isinstance(a, Var) and a.ty.axes == e.out.ty.axes and count[a.name] == 1 else None for a in e.args]
-        return [t for p in parts for t in p] if all(parts) else None  # type: ignore[union-attr]
-
-    sums = {e.out.name: found for e in program.eqns if (found := terms(e.out.name))}
+    sums: dict[str, list[Eqn]] = {}
+    for e in program.eqns:
+        if e.op == ops.CONTRACT.name:
+            sums[e.out.name] = [e]
+        elif e.op == ops.ADD.name:
+            parts = [a.name for a in e.args if isinstance(a, Var) and a.ty.axes == e.out.ty.axes and count[a.name] == 1]
+            if len(parts) == len(e.args) and all(p in sums for p in parts):
+                sums[e.out.name] = [t for p in parts for t in sums[p]]
     inner = {a.name for name, found in sums.items() if len(found) > 1 for a in defs[name].args if isinstance(a, Var)}
     return [(defs[name].out, defs[name], found) for name, found in sums.items() if name not in inner]
 
@@ -193,8 +191,16 @@ def _computed(operand: Var, e: Eqn, product: Eqn, defs: dict[str, Eqn]) -> Diagn
 
 
 def _descends(var: Var, defs: dict[str, Eqn]) -> bool:
-    e = defs.get(var.name)
-    return e is not None and (e.op == ops.CONTRACT.name or any(isinstance(a, Var) and _descends(a, defs) for a in e.args))
+    """Does a product stand behind the value?"""
+    pending, seen = [var.name], {var.name}
+    while pending:
+        e = defs.get(pending.pop())
+        if e is not None and e.op == ops.CONTRACT.name:
+            return True
+        more = {a.name for a in e.args if isinstance(a, Var)} - seen if e is not None else set()
+        seen |= more
+        pending += more
+    return False
 
 
 def _apart(first: Eqn, other: Eqn, why: str) -> Diagnostic:

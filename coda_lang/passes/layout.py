@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise, permutations
+from itertools import pairwise
 from itertools import product as every
 from math import lcm, prod
 
@@ -60,7 +60,7 @@ def layout(state: State) -> State:
     uses = _uses(state.plan)
     segments = len(gemm.accumulators)
     best: tuple[float, Orders, tuple[Layout, ...]] | None = None
-    for orders in _orders(gemm, state.placement):
+    for orders in _orders(state.plan, state.placement):
         layouts = [_best(program, tensor, found, orders, segments) for tensor, found in uses.items()]
         if None in layouts:
             continue
@@ -70,24 +70,35 @@ def layout(state: State) -> State:
         if cost == 0:
             break
     if best is None:
-        raise CodaError([_no_layout(program, uses, gemm, state.placement)])
+        raise CodaError([_no_layout(state.plan, uses, state.placement)])
     _, orders, chosen = best
     kernels = tuple(_ordered(k, orders) for k in state.plan.kernels)
     return replace(state, plan=replace(state.plan, kernels=kernels, layouts=chosen))
 
 
-def _orders(gemm: Gemm, placement: Placement) -> Iterator[Orders]:
-    """Every order that runs and groups allow, the program's own first."""
+def _orders(plan: Plan, placement: Placement) -> Iterator[Orders]:
+    """The orders of tensors that runs and groups allow, the program's own first."""
+    gemm = plan.gemm
 
     def fits(cols: tuple[str, ...]) -> bool:
         if placement.outermost is not None and cols[0] != placement.outermost:
             return False
         return all(frozenset(cols[len(cols) - len(s) :]) == s for s in placement.suffixes)
 
-    overs = [permutations(p.over) for p in gemm.products]
-    for row, col, *k in every(permutations(gemm.rows), permutations(gemm.cols), *overs):
-        if fits(col):
-            yield Orders(row, col, tuple(k))
+    def depth(axis: str) -> tuple[bool, int]:
+        return axis != placement.outermost, sum(axis in s for s in placement.suffixes)
+
+    stored = [tuple(axis for _, (_, axis) in use.roles) for uses in _uses(plan).values() for use in uses]
+    rows, cols = _seen(gemm.rows, stored), _seen(gemm.cols, stored)
+    nested = dict.fromkeys(tuple(sorted(col, key=depth)) for col in cols)
+    for row, col, *k in every(rows, filter(fits, nested), *(_seen(p.over, stored) for p in gemm.products)):
+        yield Orders(row, col, tuple(k))
+
+
+def _seen(axes: tuple[str, ...], stored: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The orders in which stored tensors hold these axes, after the program's own."""
+    found = [tuple(a for a in order if a in axes) for order in stored]
+    return list(dict.fromkeys([axes, *(f for f in found if len(f) == len(axes))]))
 
 
 def _ordered(kernel: Kernel, orders: Orders) -> Kernel:
@@ -152,7 +163,7 @@ def _best(program: Program, tensor: str, uses: list[Use], orders: Orders, segmen
     """The tensor as stored if that serves every use, else the nearest rearrangement that does, else None."""
     stored = _axes(program, tensor)
     why = ""
-    for axes in sorted(permutations(stored), key=lambda p: _inversions(stored, p)):
+    for axes in dict.fromkeys([stored, *(_arranged(stored, use, orders) for use in uses)]):
         modes, problem = _modes(program, axes, uses, orders, segments)
         if modes is not None:
             return Layout(tensor, modes, why)
@@ -160,9 +171,11 @@ def _best(program: Program, tensor: str, uses: list[Use], orders: Orders, segmen
     return None
 
 
-def _inversions(stored: tuple[str, ...], order: tuple[str, ...]) -> int:
-    places = [stored.index(a) for a in order]
-    return sum(a > b for i, a in enumerate(places) for b in places[i + 1 :])
+def _arranged(stored: tuple[str, ...], use: Use, orders: Orders) -> tuple[str, ...]:
+    """The axes in the order that serves a use best: lanes, rows, columns, contracted axes, each in the kernel's order; a pair last."""
+    side = {"lane": 0, "row": 1, "col": 2, "k": 3, "pair": 4}
+    inside = {axis: i for order in (orders.row, orders.col, *orders.k) for i, axis in enumerate(order)}
+    return tuple(sorted(stored, key=lambda a: (side[use.role(a)[0]], inside.get(use.role(a)[1], 0))))
 
 
 def _modes(program: Program, axes: tuple[str, ...], uses: list[Use], orders: Orders, segments: int) -> tuple[Modes | None, str]:
@@ -230,9 +243,10 @@ def _copied_bytes(program: Program, x: Layout) -> float:
     return prod(size[a] for a in _axes(program, x.tensor)) * dtype.bits / 8
 
 
-def _no_layout(program: Program, uses: dict[str, list[Use]], gemm: Gemm, placement: Placement) -> Diagnostic:
+def _no_layout(plan: Plan, uses: dict[str, list[Use]], placement: Placement) -> Diagnostic:
     """The tensor that no order serves."""
-    for orders in _orders(gemm, placement):
+    program, gemm = plan.program, plan.gemm
+    for orders in _orders(plan, placement):
         for tensor, found in uses.items():
             if _best(program, tensor, found, orders, len(gemm.accumulators)) is None:
                 _, why = _modes(program, _axes(program, tensor), found, orders, len(gemm.accumulators))

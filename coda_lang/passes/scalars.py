@@ -100,6 +100,17 @@ class Ports:
         return tuple(self.ports.values())
 
 
+DEEPEST = 50
+
+
+class _Deeper(Exception):
+    """A value is needed too deep in a chain of them: it is written first, then what asked for it is tried again."""
+
+    def __init__(self, key: object, var: Var, env: Env) -> None:
+        super().__init__()
+        self.key, self.var, self.env = key, var, env
+
+
 class _Builder(EqnBuilder):
     """Names scalars as `names` does; equations made for one of the program's have its span."""
 
@@ -125,6 +136,7 @@ class Scope:
         self.extents = extents(program)
         self.builder = _Builder(program, names)
         self.memo: dict[object, Atom] = {}
+        self.depth = 0
         self.called: dict[str, str] = {}  # temporaries that become an output unrounded, by the output's name
         self.lane_names = {
             (e.args[0].name, e.attr("axis"), e.attr("index")): e.out.name
@@ -156,8 +168,30 @@ class Scope:
         env = {a: env[a] for a in atom.ty.axes}
         key = (atom.name, tuple(sorted(env.items(), key=lambda i: i[0])))
         if key not in self.memo:
-            self.memo[key] = self._value(atom, env)
+            if self.depth == 0:
+                self._in_order(key, atom, env)
+            elif self.depth > DEEPEST:
+                raise _Deeper(key, atom, env)
+            else:
+                self.depth += 1
+                self.memo[key] = self._value(atom, env)
+                self.depth -= 1
         return self.memo[key]
+
+    def _in_order(self, key: object, var: Var, env: Env) -> None:
+        """Writes a value after those that it needs, however long the chain of them is."""
+        wanted = [(key, var, env)]
+        while wanted:
+            key, var, env = wanted[-1]
+            self.depth, self.builder.span = 1, None
+            try:
+                if key not in self.memo:
+                    self.memo[key] = self._value(var, env)
+                wanted.pop()
+            except _Deeper as first:
+                wanted.append((first.key, first.var, first.env))
+            finally:
+                self.depth = 0
 
     def _value(self, var: Var, env: Env) -> Atom:
         if var.name in self.inputs:

@@ -53,17 +53,23 @@ def side_by_side(program: Program) -> Program:
     """In a sum with several products of equal axes, those come first: ((x@w + b) + t@v) becomes ((x@w + t@v) + b)."""
     defs, count = definitions(program), uses(program)
 
-    def summands(atom: Atom) -> list[Atom]:
-        e = defs.get(atom.name) if isinstance(atom, Var) else None
-        if e is None or e.op != ops.ADD.name:
-            return [atom]
-        return [s for a in e.args for s in (summands(a) if isinstance(a, Var) and count[a.name] == 1 else [a])]
+    def summands(root: Eqn) -> list[Atom]:
+        found: list[Atom] = []
+        pending = list(reversed(root.args))
+        while pending:
+            atom = pending.pop()
+            e = defs.get(atom.name) if isinstance(atom, Var) and count[atom.name] == 1 else None
+            if e is not None and e.op == ops.ADD.name:
+                pending += reversed(e.args)
+            else:
+                found.append(atom)
+        return found
 
     inner = {a.name for e in program.eqns if e.op == ops.ADD.name for a in e.args if isinstance(a, Var) and count[a.name] == 1}
     taken = {e.out.name for e in program.eqns} | {t.name for t in program.inputs}
     out: list[Eqn] = []
     for e in program.eqns:
-        terms = summands(e.out) if e.op == ops.ADD.name and e.out.name not in inner else []
+        terms = summands(e) if e.op == ops.ADD.name and e.out.name not in inner else []
         products = [
             t for t in terms if isinstance(t, Var) and count[t.name] == 1 and t.name in defs and defs[t.name].op == ops.CONTRACT.name
         ]
