@@ -11,7 +11,7 @@ from dataclasses import replace
 from .. import ops
 from ..diagnostics.model import CodaError, Diagnostic, Label
 from ..ir.graph import Eqn, Program, Var
-from .state import Accumulator, Anchor, State, Stored, Term, definitions, listed, say, uses
+from .state import Accumulator, Anchor, State, Stored, Term, definitions, is_temporary, listed, say, uses
 
 
 def anchor(state: State) -> State:
@@ -173,34 +173,52 @@ def _no_product(program: Program) -> Diagnostic:
 
 
 def _computed(operand: Var, e: Eqn, product: Eqn, defs: dict[str, Eqn]) -> Diagnostic:
-    product_first = _descends(operand, defs)
-    what = f"{say(operand, defs.get(operand.name))}, an operand of this product, is computed by `{e.op}`"
-    code = "C0401" if product_first else "C0405"
-    why = "it comes out of another product, so two kernels are needed" if product_first else "a kernel loads operands as they are stored"
+    first = _product_behind(operand, defs)
+    if first is not None:
+        return Diagnostic(
+            "C0401",
+            "an operand of this product is computed from another product, so they need a kernel each",
+            product.span,
+            "this product",
+            (Label(first.span, "needs the rows of this one whole"),) if first.span else (),
+            notes=("a tile of the second product needs whole rows of the first", "programs of several kernels come with a later version"),
+            help="make two programs, the result of the first an input of the second",
+        )
+    source = e.args[0] if e.args else None
+    if e.op == ops.CAST.name and isinstance(source, Var) and source.name not in defs:
+        what = f"`{source.name}` is {source.ty.dtype}, and would be rounded to {operand.ty.dtype} before this product"
+        mend = f"declare {source.name} as {operand.ty.dtype}, and round it when it is made"
+    else:
+        what = (
+            f"{say(operand, None)}, an operand of this product, is computed"
+            if not is_temporary(operand.name)
+            else "an operand of this product is computed"
+        )
+        mend = (
+            "move the computation behind the product if it carries no contracted axis, or store its result first and declare it as an input"
+        )
     return Diagnostic(
-        code,
+        "C0405",
         what,
         product.span,
         "this product",
         (Label(e.span, "computed here"),) if e.span else (),
-        notes=(why, "programs of several kernels come with a later version"),
-        help="make it an input of this program, written by an earlier one"
-        if product_first
-        else "store the computed operand first and declare it as an input",
+        notes=("a kernel loads operands as they are stored", "programs of several kernels come with a later version"),
+        help=mend,
     )
 
 
-def _descends(var: Var, defs: dict[str, Eqn]) -> bool:
-    """Does a product stand behind the value?"""
+def _product_behind(var: Var, defs: dict[str, Eqn]) -> Eqn | None:
+    """The product from which the value is computed, None where there is none."""
     pending, seen = [var.name], {var.name}
     while pending:
         e = defs.get(pending.pop())
         if e is not None and e.op == ops.CONTRACT.name:
-            return True
+            return e
         more = {a.name for a in e.args if isinstance(a, Var)} - seen if e is not None else set()
         seen |= more
-        pending += more
-    return False
+        pending += sorted(more)
+    return None
 
 
 def _apart(first: Eqn, other: Eqn, why: str) -> Diagnostic:

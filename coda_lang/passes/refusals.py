@@ -60,22 +60,23 @@ def stuck(e: Eqn, late: Place, anchor: Anchor, program: Program, defs: dict[str,
 
 def elsewhere(e: Eqn, axis: str, one: Along | str, two: Along | str, defs: dict[str, Eqn]) -> Diagnostic:
     """Two values share an axis name but lie at different places of the product."""
-    args = [(defs.get(a.name), f"{say(a, defs.get(a.name))} comes from here") for a in e.args if isinstance(a, Var)]
+    places = " and ".join(f"{x.start} of `{x.axis}`" if isinstance(x, Along) else "its lanes" for x in (one, two))
+    args = [(defs.get(a.name), f"{say(a, defs.get(a.name))}") for a in e.args if isinstance(a, Var) and axis in a.ty.axes]
     return Diagnostic(
         "C0407",
-        f"the operands of this `{e.op}` have {axis} at different columns of the product: {one} and {two}",
+        f"these values lie at different columns of the product: `{axis}` begins at {places}",
         e.span,
         "different tiles meet here",
-        _labels(*args),
+        _labels(*((d, "this one" if text == "this expression" else text) for d, text in args)),
         notes=("a tile knows its own columns only", "tried: lanes (the axis was split into runs, not lanes)"),
-        help="declare the weight with a lane axis (`[three=3, head, …]`) and split that: its lanes are computed side by side",
+        help="declare the weight with a lane axis (`[lane=2, head, …]`) and split that: its lanes are computed side by side",
     )
 
 
 def join_moves(e: Eqn, axis: str) -> Diagnostic:
     return Diagnostic(
         "C0407",
-        f"joining would move {axis} to other columns than those the product gave it",
+        f"joining would move `{axis}` to other columns than those the product gave it",
         e.span,
         "columns would have to move between tiles",
         notes=("runs can be joined in the order in which they were split",),
@@ -86,7 +87,7 @@ def join_moves(e: Eqn, axis: str) -> Diagnostic:
 def run_not_columns(e: Eqn, axis: str) -> Diagnostic:
     return Diagnostic(
         "C0407",
-        f"{axis} cannot be split into runs here: it is not the outermost column axis of the product",
+        f"`{axis}` cannot be split into runs here: it is not the outermost column axis of the product",
         e.span,
         "this split",
         notes=("a run must be a consecutive range of the product's columns, and a product can be split so along one axis",),
@@ -97,7 +98,7 @@ def run_not_columns(e: Eqn, axis: str) -> Diagnostic:
 def free_run(e: Eqn, axis: str, free: tuple[str, ...]) -> Diagnostic:
     return Diagnostic(
         "C0407",
-        f"{axis} cannot be split into runs while {listed(free)} is free",
+        f"`{axis}` cannot be split into runs while {listed(free)} is free",
         e.span,
         "this split",
         notes=("a run must begin at a column that is known when compiling",),
@@ -108,11 +109,11 @@ def free_run(e: Eqn, axis: str, free: tuple[str, ...]) -> Diagnostic:
 def unknown_axis(e: Eqn, axis: str, anchor: Anchor) -> Diagnostic:
     return Diagnostic(
         "C0408",
-        f"{say(e.out, e)} has the axis {axis}, which is neither a row nor a column of the product",
+        f"{say(e.out, e)} has the axis `{axis}`, which is neither a row nor a column of the product",
         e.span,
-        f"brings in {axis}",
+        f"brings in `{axis}`",
         _labels((anchor.accumulators[0].eqn, f"rows {listed(anchor.rows)}, columns {listed(anchor.cols)}")),
-        notes=(f"each element of the product would be used once for every position of {axis}, which is free",),
+        notes=(f"each element of the product would be used once for every position of `{axis}`, which is free",),
         help=f"fix its extent ({axis}=2) to make its positions lanes, or contract it before",
     )
 
@@ -131,7 +132,7 @@ def input_reduction(e: Eqn, axes: tuple[str, ...]) -> Diagnostic:
 def input_gather(e: Eqn, axis: str) -> Diagnostic:
     return Diagnostic(
         "C0409",
-        f"{say(e.out, e)} gathers along {axis} from what no product made",
+        f"{say(e.out, e)} gathers along `{axis}` from what no product made",
         e.span,
         "needs a kernel of its own, before this one",
         notes=("a kernel picks elements of its own product", WHOLE),
@@ -151,7 +152,7 @@ def partial(e: Eqn, axes: tuple[str, ...], kept: dict, anchor: Anchor) -> Diagno
             "across tiles a reduction takes all rows or all columns of the product; within a tile it takes the innermost columns",
             "tried: a statistic within the tile; partial results and a finisher",
         ),
-        help=f"reduce over all of the product's {'rows' if set(left) & set(anchor.rows) else 'columns'}, "
+        help=f"reduce over all of the product's {'rows' if set(axes) & set(anchor.rows) else 'columns'}, "
         "or declare the weight with the reduced axes innermost",
     )
 
@@ -220,7 +221,7 @@ def crossing_groups(e: Eqn, axes: tuple[str, ...]) -> Diagnostic:
 def partial_gather(e: Eqn, axis: str) -> Diagnostic:
     return Diagnostic(
         "C0412",
-        f"{say(e.out, e)} gathers along {axis}, which is not all of the product's columns (or rows)",
+        f"{say(e.out, e)} gathers along `{axis}`, which is not all of the product's columns (or rows)",
         e.span,
         "this gather",
         notes=("an element is picked where the position equals the index: one for each row, or one for each column",),
@@ -271,7 +272,7 @@ def finished_output(tensor: Tensor, lanes: Iterable[str], need: set[str]) -> Dia
 def output_axis(tensor: Tensor, axis: str, anchor: Anchor) -> Diagnostic:
     return Diagnostic(
         "C0408",
-        f"output `{tensor.name}` has the axis {axis}, which is neither a row nor a column of the product",
+        f"output `{tensor.name}` has the axis `{axis}`, which is neither a row nor a column of the product",
         tensor.span,
         "this output",
         _labels((anchor.accumulators[0].eqn, f"rows {listed(anchor.rows)}, columns {listed(anchor.cols)}")),

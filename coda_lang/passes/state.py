@@ -163,7 +163,7 @@ def say(atom: Var | Lit, eqn: Eqn | None = None) -> str:
         return str(atom.value)
     if is_temporary(atom.name) and eqn is not None:
         over = eqn.attr("axes") if any(k == "axes" for k, _ in eqn.attrs) else ()
-        return f"the {eqn.op} over {listed(over)}" if over else f"the value of this `{eqn.op}`"  # type: ignore[arg-type]
+        return f"the {eqn.op} over {listed(over)}" if over else "this expression"  # type: ignore[arg-type]
     return f"`{atom.name}`"
 
 
