@@ -87,18 +87,18 @@ def error(value: torch.Tensor, truth: torch.Tensor) -> float:
 
 def inputs(program: spec.Program, extents: dict[str, int], seed: int, device: str) -> list[torch.Tensor]:
     """Random inputs of declared shape, scaled so that products stay near 1; integers lie inside every axis."""
-    gen = torch.Generator().manual_seed(seed)
+    gen = torch.Generator(device).manual_seed(seed)
     made = []
     for a in program.inputs:
         shape = [extents[x] for x in a.axes]
         if a.dtype in ("i32", "i64"):
-            t = torch.randint(0, max(min(extents.values(), default=1), 1), shape, generator=gen)
+            t = torch.randint(0, max(min(extents.values(), default=1), 1), shape, generator=gen, device=device)
         elif a.dtype == "bool":
-            t = torch.randint(0, 2, shape, generator=gen)
+            t = torch.randint(0, 2, shape, generator=gen, device=device)
         else:
-            t = torch.randn(shape, generator=gen)
+            t = torch.randn(shape, generator=gen, device=device)
             t = t * max(shape[-1], 1) ** -0.25 if len(shape) > 1 else t
-        made.append(t.to(DTYPES[a.dtype]).to(device))
+        made.append(t.to(DTYPES[a.dtype]))
     return made
 
 
