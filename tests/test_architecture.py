@@ -45,7 +45,7 @@ EDGES: dict[str, tuple[str, ...]] = {
     "rich": ("cli", "diagnostics."),
     "filelock": ("backend_cute.cache",),
     "torch": (*(f"backend_cute.{m}" for m in ("torch_fns", "arguments", "host", "twin", "selfcheck")), "torch_api"),
-    "cutlass": ("backend_cute.device_fns", "backend_cute.gemm_sm90.", "backend_cute.finish", "backend_cute.compile"),
+    "cutlass": tuple(f"backend_cute.{m}" for m in ("device_fns", "device_scalar", "gemm_sm90.", "finish", "compile")),
     "cuda": ("backend_cute.compile", "backend_cute.gemm_sm90."),
     "tvm_ffi": ("backend_cute.compile", "backend_cute.load"),
 }

@@ -121,7 +121,7 @@ def _version(package: str) -> str:
 def device_code() -> str:
     """A digest of this package's sources that make the kernels."""
     here = Path(__file__).parent
-    files = [here / f"{name}.py" for name in ("spec", "configs", "layout", "device_fns", "finish", "compile")]
+    files = [here / f"{name}.py" for name in ("spec", "configs", "layout", "device_fns", "device_scalar", "finish", "compile")]
     return manifest.digest(*(f.read_text(encoding="utf-8") for f in [*files, *sorted((here / "gemm_sm90").glob("*.py"))]))
 
 

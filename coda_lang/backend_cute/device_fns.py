@@ -16,7 +16,6 @@ Non-goals: bf16 arithmetic, vectors.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -24,256 +23,111 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Numeric
-from cutlass._mlir.dialects import arith, llvm
+from cutlass._mlir.dialects import arith
 from cutlass.cutlass_dsl import T
 
+from .device_scalar import Scalar, bits, from_bits, instruction, lifted, numeric, pair, plus, polynomial, select, times, to_float
+from .device_scalar import add as add
+from .device_scalar import div as div
+from .device_scalar import mul as mul
+from .device_scalar import neg as neg
+from .device_scalar import sub as sub
+
 _math = cute.math
-_RN = _math.RoundingMode.NEAREST_EVEN
-
-
-class Scalar:
-    """A CuTeDSL scalar whose float arithmetic is never contracted."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __add__(self, other: Any) -> Scalar:
-        return add(self, other)
-
-    def __radd__(self, other: Any) -> Scalar:
-        return add(other, self)
-
-    def __sub__(self, other: Any) -> Scalar:
-        return sub(self, other)
-
-    def __rsub__(self, other: Any) -> Scalar:
-        return sub(other, self)
-
-    def __mul__(self, other: Any) -> Scalar:
-        return mul(self, other)
-
-    def __rmul__(self, other: Any) -> Scalar:
-        return mul(other, self)
-
-    def __truediv__(self, other: Any) -> Scalar:
-        return div(self, other)
-
-    def __rtruediv__(self, other: Any) -> Scalar:
-        return div(other, self)
-
-    def __neg__(self) -> Scalar:
-        return neg(self)
-
-    def __bool__(self) -> bool:
-        raise TypeError("a value of the kernel is not known while it is traced; choose with f.where")
 
 
 def call(fn: Callable[..., tuple], *values: Any) -> tuple[Numeric, ...]:
     """The results of an emitted scalar function on CuTeDSL scalars, as such scalars (Python numbers among them too)."""
     results = fn(sys.modules[__name__], *[Scalar(v) for v in values])
-    return tuple(_numeric(r.value if isinstance(r, Scalar) else r) for r in results)
-
-
-def _lifted(fn: Callable) -> Callable:
-    """`fn` on CuTeDSL scalars as a function on `Scalar`s too: then so is its result."""
-
-    @functools.wraps(fn)
-    def lifted(*args: Any) -> Any:
-        result = fn(*[a.value if isinstance(a, Scalar) else a for a in args])
-        return Scalar(result) if any(isinstance(a, Scalar) for a in args) else result
-
-    return lifted
-
-
-def _numeric(x: Any) -> Numeric:
-    """A CuTeDSL scalar: Python numbers become Boolean, Int32 (Int64 where it must be) or Float32."""
-    if isinstance(x, bool):
-        return Boolean(x)
-    if isinstance(x, int):
-        return Int32(x) if -(2**31) <= x < 2**31 else Int64(x)
-    if isinstance(x, float):
-        return Float32(x)
-    return x
-
-
-def _float(x: Any) -> Float32:
-    """x as f32."""
-    x = _numeric(x)
-    if isinstance(x, Float32):
-        return x
-    if isinstance(x, Boolean):
-        return _select(x, Float32(1.0), Float32(0.0))
-    return x.to(Float32)
-
-
-def _pair(x: Any, y: Any) -> tuple[Any, Any]:
-    """Two operands of one type: f32 if either is a float, else the wider integer; bools among themselves."""
-    x, y = _numeric(x), _numeric(y)
-    if type(x) is type(y):
-        return x, y
-    if isinstance(x, Float32) or isinstance(y, Float32):
-        return _float(x), _float(y)
-    return x.to(Int64), y.to(Int64)
-
-
-def _select(c: Boolean, x: Any, y: Any) -> Any:
-    """x where c holds, else y; one type."""
-    return type(x)(arith.select(c.ir_value(), x.ir_value(), y.ir_value()))
-
-
-def _bits(x: Float32) -> Int32:
-    return Int32(llvm.bitcast(T.i32(), x.ir_value()))
-
-
-def _from_bits(x: Int32) -> Float32:
-    return Float32(llvm.bitcast(T.f32(), x.ir_value()))
-
-
-def _asm(result: Any, text: str, constraints: str, *args: Any) -> Any:
-    """One PTX instruction without side effects."""
-    values, dialect = [a.ir_value() for a in args], llvm.AsmDialect.AD_ATT
-    return llvm.inline_asm(result, values, text, constraints, has_side_effects=False, is_align_stack=False, asm_dialect=dialect)
-
-
-def _times(x: Float32, y: float | Float32) -> Float32:
-    """x * y, never part of a fused multiply-add."""
-    return _math.mul(x, _numeric(y), rounding=_RN)
-
-
-def _plus(x: Float32, y: float | Float32) -> Float32:
-    """x + y, never part of a fused multiply-add."""
-    return _math.add(x, _numeric(y), rounding=_RN)
-
-
-def _polynomial(x: Float32, coefficients: tuple[float, ...]) -> Float32:
-    """Horner's rule, highest power first."""
-    value = Float32(coefficients[0])
-    for c in coefficients[1:]:
-        value = _math.fma(value, x, Float32(c))
-    return value
+    return tuple(numeric(r.value if isinstance(r, Scalar) else r) for r in results)
 
 
 # --- arithmetic --------------------------------------------------------------------------------------------------------
 
 
-@_lifted
-def add(x: Any, y: Any) -> Any:
-    """x + y."""
-    x, y = _pair(x, y)
-    return _plus(x, y) if isinstance(x, Float32) else x + y
-
-
-@_lifted
-def sub(x: Any, y: Any) -> Any:
-    """x - y."""
-    x, y = _pair(x, y)
-    return _plus(x, -y) if isinstance(x, Float32) else x - y
-
-
-@_lifted
-def mul(x: Any, y: Any) -> Any:
-    """x * y."""
-    x, y = _pair(x, y)
-    return _times(x, y) if isinstance(x, Float32) else x * y
-
-
-@_lifted
-def neg(x: Any) -> Any:
-    """-x."""
-    return -_numeric(x)
-
-
-@_lifted
-def div(x: Any, y: Any) -> Float32:
-    """x / y over the full range of y; integers as f32."""
-    return _math.div(_float(x), _float(y), full=True)
-
-
-@_lifted
+@lifted
 def fma(x: Any, y: Any, z: Any) -> Float32:
     """x * y + z, rounded once."""
-    return _math.fma(_float(x), _float(y), _float(z))
+    return _math.fma(to_float(x), to_float(y), to_float(z))
 
 
-@_lifted
+@lifted
 def abs(x: Any) -> Any:
     """|x|."""
-    x = _numeric(x)
-    return _math.abs(x) if isinstance(x, Float32) else _select(x < 0, -x, x)
+    x = numeric(x)
+    return _math.abs(x) if isinstance(x, Float32) else select(x < 0, -x, x)
 
 
-@_lifted
+@lifted
 def minimum(x: Any, y: Any) -> Any:
     """The smaller; NaN if either is."""
-    x, y = _pair(x, y)
-    return cute.arch.fmin(x, y, nan=True) if isinstance(x, Float32) else _select(x < y, x, y)
+    x, y = pair(x, y)
+    return cute.arch.fmin(x, y, nan=True) if isinstance(x, Float32) else select(x < y, x, y)
 
 
-@_lifted
+@lifted
 def maximum(x: Any, y: Any) -> Any:
     """The larger; NaN if either is."""
-    x, y = _pair(x, y)
-    return cute.arch.fmax(x, y, nan=True) if isinstance(x, Float32) else _select(x > y, x, y)
+    x, y = pair(x, y)
+    return cute.arch.fmax(x, y, nan=True) if isinstance(x, Float32) else select(x > y, x, y)
 
 
-@_lifted
+@lifted
 def clamp(x: Any, low: Any, high: Any) -> Any:
     """min(max(x, low), high); NaN if any is."""
     return minimum(maximum(x, low), high)
 
 
-@_lifted
+@lifted
 def floor(x: Any) -> Float32:
     """The largest integer not above x, as a float."""
-    return _math.floor(_float(x))
+    return _math.floor(to_float(x))
 
 
-@_lifted
+@lifted
 def round(x: Any) -> Float32:
     """The nearest integer as a float, halves to even."""
-    return _math.roundeven(_float(x))
+    return _math.roundeven(to_float(x))
 
 
-@_lifted
+@lifted
 def square(x: Any) -> Any:
     """x * x."""
     return mul(x, x)
 
 
-@_lifted
+@lifted
 def reciprocal(x: Any) -> Float32:
     """1 / x over the full range."""
-    return _math.rcp(_float(x), approx=True)
+    return _math.rcp(to_float(x), approx=True)
 
 
-@_lifted
+@lifted
 def sqrt(x: Any) -> Float32:
     """The square root; NaN below zero."""
-    return _math.sqrt(_float(x), approx=True)
+    return _math.sqrt(to_float(x), approx=True)
 
 
-@_lifted
+@lifted
 def rsqrt(x: Any) -> Float32:
     """1 / sqrt(x)."""
-    return _math.rsqrt(_float(x), approx=True)
+    return _math.rsqrt(to_float(x), approx=True)
 
 
-@_lifted
+@lifted
 def pow(x: Any, y: Any) -> Float32:
     """x to the power y: by multiplication for whole literals up to 8 in magnitude, else by the library."""
     whole = not isinstance(y, Numeric) and float(y).is_integer() and -8 <= y <= 8
-    x = _float(x)
+    x = to_float(x)
     if not whole:
-        return _math.pow(x, _float(y))
+        return _math.pow(x, to_float(y))
     n = int(-y if y < 0 else y)
     result, base = Float32(1.0) if n == 0 else None, x
     while n:
         if n & 1:
-            result = base if result is None else _times(result, base)
+            result = base if result is None else times(result, base)
         n >>= 1
-        base = _times(base, base) if n else base
+        base = times(base, base) if n else base
     return reciprocal(result) if y < 0 else result
 
 
@@ -285,53 +139,53 @@ def _inverse(x: Float32) -> Float32:
     return _math.rcp(x, approx=True, ftz=True)
 
 
-@_lifted
+@lifted
 def exp(x: Any) -> Float32:
     """e to the x."""
-    return _math.exp(_float(x))
+    return _math.exp(to_float(x))
 
 
-@_lifted
+@lifted
 def exp2(x: Any) -> Float32:
     """2 to the x."""
-    return _math.exp2(_float(x), approx=True)
+    return _math.exp2(to_float(x), approx=True)
 
 
-@_lifted
+@lifted
 def log(x: Any) -> Float32:
     """The natural logarithm; -inf at 0, NaN below."""
-    return _math.log(_float(x))
+    return _math.log(to_float(x))
 
 
-@_lifted
+@lifted
 def log1p(x: Any) -> Float32:
     """log(1 + x)."""
-    return _math.log1p(_float(x))
+    return _math.log1p(to_float(x))
 
 
-@_lifted
+@lifted
 def erf(x: Any) -> Float32:
     """The error function."""
-    return _math.erf(_float(x))
+    return _math.erf(to_float(x))
 
 
-@_lifted
+@lifted
 def tanh(x: Any) -> Float32:
     """The hyperbolic tangent."""
-    return _math.tanh(_float(x))
+    return _math.tanh(to_float(x))
 
 
-@_lifted
+@lifted
 def sigmoid(x: Any) -> Float32:
     """1 / (1 + exp(-x))."""
-    return _inverse(_plus(exp(-_float(x)), 1.0))
+    return _inverse(plus(exp(-to_float(x)), 1.0))
 
 
-@_lifted
+@lifted
 def softplus(x: Any) -> Float32:
     """log(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|))."""
-    x = _float(x)
-    return _plus(maximum(x, 0.0), log1p(exp(-_math.abs(x))))
+    x = to_float(x)
+    return plus(maximum(x, 0.0), log1p(exp(-_math.abs(x))))
 
 
 # sin and cos: q = round(x * 2/pi) and r = x * 2/pi - q in [-1/2, 1/2], a fraction of a quarter turn, by two fused steps with 2/pi as a
@@ -347,47 +201,47 @@ _COS = (0.0009004512685351074, -0.020858611911535263, 0.25366902351379395, -1.23
 def _quarter_turns(x: Float32, ahead: int) -> Float32:
     """sin(x + ahead * pi/2)."""
     rounded = _math.fma(x, Float32(_TURN_HI), Float32(_MAGIC))
-    whole = _plus(rounded, -_MAGIC)
+    whole = plus(rounded, -_MAGIC)
     r = _math.fma(x, Float32(_TURN_LO), _math.fma(x, Float32(_TURN_HI), -whole))
-    r = _select(_math.abs(x) <= _TURN_LIMIT, r, Float32(float("nan")))
-    s = _times(r, r)
-    quadrant = _bits(rounded) + ahead
-    value = _select((quadrant & 1) == 0, _times(r, _polynomial(s, _SIN)), _polynomial(s, _COS))
-    return _from_bits(_bits(value) ^ ((quadrant & 2) << 30))
+    r = select(_math.abs(x) <= _TURN_LIMIT, r, Float32(float("nan")))
+    s = times(r, r)
+    quadrant = bits(rounded) + ahead
+    value = select((quadrant & 1) == 0, times(r, polynomial(s, _SIN)), polynomial(s, _COS))
+    return from_bits(bits(value) ^ ((quadrant & 2) << 30))
 
 
-@_lifted
+@lifted
 def sin(x: Any) -> Float32:
     """The sine of x radians, |x| at most 2^21; NaN beyond."""
-    return _quarter_turns(_float(x), 0)
+    return _quarter_turns(to_float(x), 0)
 
 
-@_lifted
+@lifted
 def cos(x: Any) -> Float32:
     """The cosine of x radians, |x| at most 2^21; NaN beyond."""
-    return _quarter_turns(_float(x), 1)
+    return _quarter_turns(to_float(x), 1)
 
 
 # --- activations -------------------------------------------------------------------------------------------------------
 
 
-@_lifted
+@lifted
 def relu(x: Any) -> Any:
     """max(x, 0); NaN stays."""
-    return maximum(x, 0.0 if isinstance(_numeric(x), Float32) else 0)
+    return maximum(x, 0.0 if isinstance(numeric(x), Float32) else 0)
 
 
-@_lifted
+@lifted
 def relu2(x: Any) -> Any:
     """max(x, 0) squared."""
     return square(relu(x))
 
 
-@_lifted
+@lifted
 def silu(x: Any) -> Float32:
     """x * sigmoid(x)."""
-    x = _float(x)
-    return _times(x, sigmoid(x))
+    x = to_float(x)
+    return times(x, sigmoid(x))
 
 
 # log2 of the normal distribution's tail, P(Z > a), on 0 <= a <= 6.2; fitted so that gelu's error is least. Beyond, it falls faster
@@ -398,30 +252,30 @@ _LOG2_TAIL = (
 )  # fmt: skip
 
 
-@_lifted
+@lifted
 def gelu(x: Any) -> Float32:
     """x * Phi(x), Phi the normal distribution (the erf form): one exponential of a polynomial gives the tail."""
-    x = _float(x)
-    tail = _math.exp2(_polynomial(_math.abs(x), _LOG2_TAIL), approx=True, ftz=True)
-    return _times(x, _select(x < 0.0, tail, _plus(-tail, 1.0)))
+    x = to_float(x)
+    tail = _math.exp2(polynomial(_math.abs(x), _LOG2_TAIL), approx=True, ftz=True)
+    return times(x, select(x < 0.0, tail, plus(-tail, 1.0)))
 
 
 _GELU_1, _GELU_3 = -2.302208198144325, -0.10294323972837486  # -2 sqrt(2/pi) log2(e), and that times 0.044715
 
 
-@_lifted
+@lifted
 def gelu_tanh(x: Any) -> Float32:
     """The tanh approximation of gelu, as x * sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3))."""
-    x = _float(x)
-    y = _times(x, _math.fma(_times(x, x), Float32(_GELU_3), Float32(_GELU_1)))
-    return _times(x, _inverse(_plus(_math.exp2(y, approx=True, ftz=True), 1.0)))
+    x = to_float(x)
+    y = times(x, _math.fma(times(x, x), Float32(_GELU_3), Float32(_GELU_1)))
+    return times(x, _inverse(plus(_math.exp2(y, approx=True, ftz=True), 1.0)))
 
 
-@_lifted
+@lifted
 def quick_gelu(x: Any) -> Float32:
     """x * sigmoid(1.702 x)."""
-    x = _float(x)
-    return _times(x, sigmoid(_times(x, 1.702)))
+    x = to_float(x)
+    return times(x, sigmoid(times(x, 1.702)))
 
 
 # --- comparisons and choice --------------------------------------------------------------------------------------------
@@ -429,11 +283,11 @@ def quick_gelu(x: Any) -> Float32:
 
 def _comparison(name: str, doc: str, compare: Callable[[Any, Any], Any]) -> Callable:
     def comparison(x: Any, y: Any) -> Any:
-        return compare(*_pair(x, y))
+        return compare(*pair(x, y))
 
     comparison.__name__ = comparison.__qualname__ = name
     comparison.__doc__ = doc
-    return _lifted(comparison)
+    return lifted(comparison)
 
 
 eq = _comparison("eq", "x == y.", lambda x, y: x == y)
@@ -448,67 +302,67 @@ def _bool(x: Any) -> Boolean:
     return x if isinstance(x, Boolean) else Boolean(x)
 
 
-@_lifted
+@lifted
 def logical_and(x: Any, y: Any) -> Boolean:
     """x and y, on bools."""
     return Boolean(arith.andi(_bool(x).ir_value(), _bool(y).ir_value()))
 
 
-@_lifted
+@lifted
 def logical_or(x: Any, y: Any) -> Boolean:
     """x or y, on bools."""
     return Boolean(arith.ori(_bool(x).ir_value(), _bool(y).ir_value()))
 
 
-@_lifted
+@lifted
 def logical_not(x: Any) -> Boolean:
     """not x, on bools."""
     return Boolean(arith.xori(_bool(x).ir_value(), Boolean(True).ir_value()))
 
 
-@_lifted
+@lifted
 def where(c: Any, x: Any, y: Any) -> Any:
     """x where c holds, else y; the other one does not matter, NaN or not."""
-    x, y = _pair(x, y)
-    return _select(_bool(c), x, y)
+    x, y = pair(x, y)
+    return select(_bool(c), x, y)
 
 
 # --- casts -------------------------------------------------------------------------------------------------------------
 
 
-@_lifted
+@lifted
 def bf16(x: Any) -> Float32:
     """x rounded to bf16, held as f32: packed beside a zero, the rounded half is the upper half of the f32."""
-    return _from_bits(Int32(_asm(T.i32(), "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", _float(x), Float32(0.0))))
+    return from_bits(Int32(instruction(T.i32(), "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", to_float(x), Float32(0.0))))
 
 
-@_lifted
+@lifted
 def f16(x: Any) -> Float32:
     """x rounded to f16 (overflow is infinite), held as f32."""
-    return _float(x).to(cutlass.Float16).to(Float32)
+    return to_float(x).to(cutlass.Float16).to(Float32)
 
 
-@_lifted
+@lifted
 def f32(x: Any) -> Float32:
     """x as f32, integers and bools too."""
-    return _float(x)
+    return to_float(x)
 
 
 def _integer(x: Any, kind: Any, ptx: str, register: str) -> Any:
-    x = _numeric(x)
+    x = numeric(x)
     if isinstance(x, Float32):
-        whole = kind(_asm(kind.mlir_type, f"cvt.rzi.{ptx}.f32 $0, $1;", f"={register},f", x))
-        return _select(x == x, whole, kind(0))
-    return _select(x, kind(1), kind(0)) if isinstance(x, Boolean) else x.to(kind)
+        whole = kind(instruction(kind.mlir_type, f"cvt.rzi.{ptx}.f32 $0, $1;", f"={register},f", x))
+        return select(x == x, whole, kind(0))
+    return select(x, kind(1), kind(0)) if isinstance(x, Boolean) else x.to(kind)
 
 
-@_lifted
+@lifted
 def i32(x: Any) -> Int32:
     """x as i32: floats truncate and saturate, NaN is 0; i64 keeps its low bits."""
     return _integer(x, Int32, "s32", "r")
 
 
-@_lifted
+@lifted
 def i64(x: Any) -> Int64:
     """x as i64: floats truncate and saturate, NaN is 0."""
     return _integer(x, Int64, "s64", "l")
