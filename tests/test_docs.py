@@ -195,6 +195,8 @@ def update() -> None:
                 shown = []
                 for command in commands(block.text):
                     got = run(command.text, folder, env)
+                    if "this is a bug in codac" in got or "Traceback" in got:
+                        sys.exit(f"{block.id}: `{command.text}` prints\n{got}")
                     kept = command.expected if matches(command.expected, got) else got
                     shown.append("$ " + command.text.replace("\n", "\n> ") + "\n" + (kept.rstrip() + "\n" if kept.strip() else ""))
                 new = "".join(shown)
