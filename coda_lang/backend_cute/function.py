@@ -143,16 +143,18 @@ class Function:
         return self._returned(list(twin.run(self.program, self.functions, inputs, f=library).values()), binding)
 
     def explain(self, *tensors: Any, outputs: str | Iterable[str] | None = None, **named: Any) -> Explanation:
-        """What a call with these tensors does: path, kernels and tiles, each copy and why. For CPU tensors, what kernels would need too."""
+        """What a call with these tensors does: path, kernels and tiles, each copy and why; for CPU tensors, what the kernels would do.
+
+        Nothing is compiled or run.
+        """
         if outputs is not None:
             return self._forward(outputs, "explain", tensors, named)
         values = arguments.order(self.program, tensors, named)
         device = arguments.check(self.program, values)
         binding = bind(self.program, arguments.shapes(values))
-        objects = self.objects if device.type == "cuda" else _Described(self.objects)
         if device.type == "cuda":
             arguments.check_gpu(self.program, device, self.objects.arch)
-        plan = host.plan(self.program, binding, values, device, objects)
+        plan = host.plan(self.program, binding, values, device, _Described(self.objects))
         return Explanation(
             self.program.name,
             "kernels" if device.type == "cuda" else "reference",
