@@ -14,6 +14,20 @@ y = x @ w
 x, w = torch.randn(4, 64).bfloat16(), torch.randn(8, 64).bfloat16().requires_grad_()
 '''
 
+
+def _derived(program: str) -> str:
+    return f'''
+from coda_lang import driver
+from coda_lang.passes.differentiate import differentiate
+
+[program] = driver.programs("""
+{program}""")
+differentiate(program)
+'''
+
+
+_SIGNS = "z = x @ w\npositive = i32(z > 0.0)\n"
+
 ENTRIES: tuple[Entry, ...] = (
     Entry(
         "C0501",
@@ -26,6 +40,33 @@ ENTRIES: tuple[Entry, ...] = (
         _LINEAR + "linear(x, w)",
         _LINEAR + "with torch.no_grad():\n    linear(x, w)",
         "Call under torch.no_grad(), pass x.detach(), or differentiate fn.reference(...).",
+        kind="python",
+    ),
+    Entry(
+        "C0511",
+        "the derivative of a forward program",
+        "`forward program` says that no derivative is wanted, so none is made.",
+        _derived("forward program linear(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])\ny = x @ w\n"),
+        _derived("program linear(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])\ny = x @ w\n"),
+        "Drop the word `forward`.",
+        kind="python",
+    ),
+    Entry(
+        "C0512",
+        "a derivative by nothing",
+        "Floating-point inputs get gradients, unless they are `const`; integers never do. This program has no input left that would.",
+        _derived("program linear(const x: bf16[m, k], const w: bf16[n, k]) -> (y: bf16[m, n])\ny = x @ w\n"),
+        _derived("program linear(const x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])\ny = x @ w\n"),
+        "Write `forward program`, or drop `const` where a gradient is wanted.",
+        kind="python",
+    ),
+    Entry(
+        "C0513",
+        "a derivative of integers",
+        "Gradients start from floating-point outputs. Integers and truth values have none.",
+        _derived("program signs(x: bf16[m, k], w: bf16[n, k]) -> (positive: i32[m, n])\n" + _SIGNS),
+        _derived("program signs(x: bf16[m, k], w: bf16[n, k]) -> (z: bf16[m, n], positive: i32[m, n])\n" + _SIGNS),
+        "Write `forward program`, or return the floating-point value too.",
         kind="python",
     ),
 )
