@@ -6,9 +6,10 @@ import math
 
 import torch
 
-from coda_lang.backend_cute import arguments, configs, host, layout, torch_fns, twin
+from coda_lang.backend_cute import arguments, compile, configs, host, layout, torch_fns, twin
 from coda_lang.backend_cute import spec as s
 from coda_lang.backend_cute.binding import bind
+from coda_lang.backend_cute.function import fixed
 from coda_lang.backend_cute.selfcheck import error
 
 
@@ -17,8 +18,8 @@ class StandIns:
 
     arch = "sm_90a"
 
-    def __init__(self, functions, extents):
-        self.functions, self.extents, self.calls = functions, extents, []
+    def __init__(self, functions, extents, fixed=None):
+        self.functions, self.extents, self.fixed, self.calls = functions, extents, fixed or {}, []
 
     def config(self, gemm, m, n, k, device):
         return configs.default(gemm, m, n, k)
@@ -48,6 +49,7 @@ class StandIns:
                             extents.update(dict.fromkeys(mode, size))
                 else:
                     assert t.shape == (1,)
+                fits(t, *compile.dims(kernel, record, self.fixed))
                 given[record.name] = t
             before = dict(given)
             for sink in getattr(kernel, "sinks", ()):  # partial results are assigned, not written into
@@ -59,6 +61,14 @@ class StandIns:
                     t.copy_(given[name])
 
         return call
+
+
+def fits(t, shape, strides, divisor):
+    """Assert what the compiled object checks of an argument: rank, static extents and strides, what other strides are multiples of."""
+    assert t.dim() == len(shape) == len(strides), (t.shape, shape)
+    for size, stride, want, step in zip(t.shape, t.stride(), shape, strides):
+        assert want in (None, size), (t.shape, shape)
+        assert stride == step if step is not None else stride % divisor == 0, (t.stride(), strides)
 
 
 def size_of(gemm, extents):
@@ -83,7 +93,7 @@ def run(case, *tensors):
     """Plan and run a call with stand-ins; the outputs and the plan."""
     device = arguments.check(case.program, tensors)
     binding = bind(case.program, arguments.shapes(tensors))
-    plan = host.plan(case.program, binding, tensors, device, StandIns(case.functions, binding.extents))
+    plan = host.plan(case.program, binding, tensors, device, StandIns(case.functions, binding.extents, fixed(case.program)))
     return plan.run(tensors), plan
 
 

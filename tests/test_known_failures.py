@@ -17,6 +17,7 @@ import coda_lang  # noqa: E402
 from bench import rows  # noqa: E402
 from coda_lang.backend_cute import configs, errors, host, spec  # noqa: E402
 from coda_lang.backend_cute.binding import bind  # noqa: E402
+from coda_lang.backend_cute.function import fixed  # noqa: E402
 from coda_lang.diagnostics.model import CodaError  # noqa: E402
 from tests import standins  # noqa: E402
 
@@ -33,7 +34,7 @@ def stand_in(fn, tensors):
 
     device = arguments.check(fn.program, tensors)
     binding = bind(fn.program, arguments.shapes(tensors))
-    return host.plan(fn.program, binding, tensors, device, standins.StandIns(fn.functions, binding.extents)).run(tensors)
+    return host.plan(fn.program, binding, tensors, device, standins.StandIns(fn.functions, binding.extents, fixed(fn.program))).run(tensors)
 
 
 @pytest.mark.parametrize("row", rows.rows())
@@ -104,7 +105,7 @@ def test_rows_11_and_32_every_output_with_every_configuration(name, programs, mo
     offered = configs.offered(gemm)
     assert len(offered) >= 6
     for config in offered[:: max(len(offered) // 12, 1)]:
-        objects = standins.StandIns(fn.functions, binding.extents)
+        objects = standins.StandIns(fn.functions, binding.extents, fixed(fn.program))
         objects.config = lambda *shape, config=config: config
         room.right(name, tensors, tuple(host.plan(fn.program, binding, tensors, torch.device("cpu"), objects).run(tensors)))
 
