@@ -265,17 +265,22 @@ def test_help_and_version() -> None:
         assert codac(command, "--help").returncode == 0
 
 
-def test_ops_and_explain() -> None:
+def test_every_code_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     from coda_lang.diagnostics.catalog import CATALOG
 
+    for code in CATALOG:
+        assert cli.main(["explain", code]) == 0
+        assert capsys.readouterr().out.startswith(f"{code}: ")
+
+
+def test_ops_and_explain() -> None:
     listed = codac("ops").stdout
     assert "silu(x)" in listed and "rmsnorm[d](x, g, eps)" in listed
     assert "derivative" in codac("ops", "silu").stdout
     assert "def rmsnorm" in codac("ops", "rmsnorm").stdout
     wrong = codac("ops", "sillu")
     assert wrong.returncode == 2 and "did you mean `silu`?" in wrong.stderr
-    for code in list(CATALOG)[::10]:
-        assert codac("explain", code).stdout.startswith(code)
+    assert codac("explain", "C0401").stdout.startswith("C0401")
     assert codac("explain", "C9999").returncode == 2
 
 

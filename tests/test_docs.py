@@ -173,6 +173,21 @@ def test_every_error_code_has_a_page_and_an_example() -> None:
     assert pages == set(catalog.CATALOG)
 
 
+def test_ci_runs_the_command_that_the_readme_gives() -> None:
+    """README.md has two commands to set up and go; the tests' one is CI's."""
+    lines = [b.text.strip() for b in blocks(ROOT / "README.md", "sh") if "-m venv" in b.text]
+    job, tests = lines
+    assert "\n" not in job + tests
+    assert job.endswith(".venv/bin/codac specs/swiglu.coda -o kernel.py && .venv/bin/python kernel.py")
+    last = (ROOT / ".ci" / "run").read_text(encoding="utf-8").strip().splitlines()[-1]
+    assert last.replace('"$venv/bin/python"', ".venv/bin/python") == tests.split(" && ")[-1]
+
+
+def test_every_decision_is_listed() -> None:
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
+    assert [p.name for p in (ROOT / "docs" / "decisions").glob("0*.md") if f"({p.name})" not in index] == []
+
+
 def test_links_lead_somewhere() -> None:
     wrong = []
     for page in [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
