@@ -16,7 +16,7 @@ from .. import ops
 from ..ir.graph import Eqn, Program, Var
 from ..ir.kernels import Gemm, Plan, Reduce, Sink
 from ..passes.report import contract
-from ..passes.state import extents
+from ..passes.state import extents, signature
 from .lower import lower, phase_name
 from .text import WIDTH, Raw, body, call, constant, literal, public, returns, safe, scalar
 
@@ -57,7 +57,7 @@ def _program(plan: Plan, alias: str, runtime: str) -> str:
     functions = _functions(plan)
     title = f"# --- {name} "
     blocks = [title + "-" * (119 - len(title))]
-    blocks[0] += "\n#" + "".join(f"\n# {line}" for line in textwrap.wrap(_signature(program), WIDTH - 4, subsequent_indent="    "))
+    blocks[0] += "\n#" + "".join(f"\n# {line}" for line in textwrap.wrap(signature(program), WIDTH - 4, subsequent_indent="    "))
     blocks[0] += "".join(f"\n# {line}" for line in textwrap.wrap(program.doc, WIDTH - 4))
     blocks[0] += "\n#\n# Shapes\n" + "\n".join(f"#   {line}" for c in contract(plan) for line in textwrap.wrap(c, WIDTH - 6))
     blocks += [text for _, text in functions]
@@ -69,17 +69,6 @@ def _program(plan: Plan, alias: str, runtime: str) -> str:
     if len(flat) > WIDTH:
         flat = f"{head}\n    {constant_name},\n    {literal(table, 4, 1)},\n    {name}_reference,\n)"
     return "\n\n\n".join(blocks) + "\n\n" + flat
-
-
-def _signature(program: Program) -> str:
-    inputs = ", ".join(f"{'const ' * t.const}{t.name}: {t.dtype}[{_declared(program, t.axes)}]" for t in program.inputs)
-    outputs = ", ".join(f"{o.tensor.name}: {o.tensor.dtype}[{_declared(program, o.tensor.axes)}]" for o in program.outputs)
-    return f"{program.name}({inputs}) -> ({outputs})"
-
-
-def _declared(program: Program, axes: Iterable[str]) -> str:
-    size = extents(program)
-    return ", ".join(a if size[a] is None else f"{a}={size[a]}" for a in axes)
 
 
 # --- scalar functions --------------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ class _Partition:
     def __init__(self, state: State) -> None:
         assert state.placement is not None
         self.program, self.placement = state.program, state.placement
+        self.notes = state.notes
         self.anchor: Anchor = state.placement.anchor
         self.extents = extents(self.program)
         self.accumulators = {a.var.name: a for a in self.anchor.accumulators}
@@ -71,7 +72,7 @@ class _Partition:
             self.ports.all(),
             tuple(self.sinks),
         )
-        return Plan(self.program, (gemm, *self.finishers.kernels()))
+        return Plan(self.program, (gemm, *self.finishers.kernels()), notes=self.notes)
 
     # --- outputs -------------------------------------------------------------------------------------------------------
 
@@ -118,9 +119,14 @@ class _Partition:
 
     def _call(self, value: Var, o: Output) -> None:
         """A temporary that is stored as an output has the output's name."""
-        if value != o.value and is_temporary(value.name) and value.name not in self.accumulators:
-            for scope in [*self.scopes, *self.finishers.scopes()]:
-                scope.called.setdefault(value.name, o.value.name)
+        e = self.scopes[-1].defs.get(value.name)
+        names = {value.name: o.value.name} if value != o.value else {}
+        if e is not None and e.op == ops.PACK.name:
+            names |= {a.name: f"{o.value.name}_{e.attr('axis')}{i}" for i, a in enumerate(e.args) if isinstance(a, Var)}
+        for scope in [*self.scopes, *self.finishers.scopes()]:
+            for old, new in names.items():
+                if is_temporary(old) and old not in self.accumulators:
+                    scope.called.setdefault(old, new)
 
     def _scalar(self, var: Var, env: Env) -> Atom:
         return self.scopes[-1].value(var, env)

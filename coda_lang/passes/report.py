@@ -9,9 +9,9 @@ from __future__ import annotations
 from math import prod
 
 from .. import ops
-from ..ir.graph import Program, Var
+from ..ir.graph import Eqn, Program, Var
 from ..ir.kernels import Finish, Gemm, Kernel, Plan, Point, Read, Reduce, Store
-from .state import NOMINAL, extents, listed, nominal
+from .state import extents, listed, nominal, signature
 
 TILE = 128
 
@@ -20,8 +20,7 @@ def report(plan: Plan) -> str:
     """The whole report."""
     program = plan.program
     size = nominal(program)
-    lines = [f"{program.name}({', '.join(_signature(t) for t in program.inputs)})"]
-    lines += [f"    -> ({', '.join(_signature(o.tensor) for o in program.outputs)})", ""]
+    lines = [signature(program), ""]
     free = [a.name for a in program.axes if a.extent is None]
     lines.append("nominal extents: " + (", ".join(f"{a}={size[a]}" for a in free) or "all fixed"))
     for i, kernel in enumerate(plan.kernels):
@@ -36,10 +35,6 @@ def report(plan: Plan) -> str:
     lines += ["", "laws used: " + ("; ".join(plan.notes) or "none")]
     lines += ["", "shape contract:", *(f"  {line}" for line in contract(plan))]
     return "\n".join(lines) + "\n"
-
-
-def _signature(t) -> str:
-    return f"{t.name}: {t.dtype}[{', '.join(t.axes)}]"
 
 
 def _gemm(kernel: Gemm) -> str:
@@ -57,12 +52,16 @@ def _details(kernel: Kernel) -> list[str]:
     if isinstance(kernel, Gemm):
         out += [f"multiplies {p.a} by {', '.join(dict.fromkeys(map(str, p.b)))}" for p in kernel.products]
         out += [f"reads {p}" for p in kernel.ports]
-        out += [f"phase {i}: {len(p.eqns)} operations" + "".join(f", {s}" for s in p.statistics) for i, p in enumerate(kernel.phases)]
+        out += [f"phase {i}: {_operations(p.eqns)}" + "".join(f", {s}" for s in p.statistics) for i, p in enumerate(kernel.phases)]
         out += [str(s) for s in kernel.sinks]
     else:
         out += [f"reads {p}" for p in (*kernel.partials, *kernel.ports)]
-        out += [f"{len(kernel.eqns)} operations", *map(str, kernel.results)]
+        out += [_operations(kernel.eqns), *map(str, kernel.results)]
     return out
+
+
+def _operations(eqns: tuple[Eqn, ...]) -> str:
+    return "1 operation" if len(eqns) == 1 else f"{len(eqns)} operations"
 
 
 # --- traffic -----------------------------------------------------------------------------------------------------------
@@ -153,6 +152,3 @@ def contract(plan: Plan) -> list[str]:
 
 def _stored(modes: tuple[tuple[str, ...], ...]) -> str:
     return "[" + ", ".join(a for m in modes for a in m) + "]"
-
-
-__all__ = ["NOMINAL", "contract", "report", "traffic", "unfused_traffic"]

@@ -15,7 +15,9 @@ from .state import State, definitions, uses
 
 def simplify(state: State) -> State:
     """The pass."""
-    return replace(state, program=live(side_by_side(live(common(state.program)))))
+    program, moved = side_by_side(live(common(state.program)))
+    notes = tuple(f"sum of products{where}: products are added first, in one accumulator (f32, another order)" for where in moved)
+    return replace(state, program=live(program), notes=state.notes + notes)
 
 
 def common(program: Program) -> Program:
@@ -49,8 +51,8 @@ def live(program: Program) -> Program:
     return replace(program, eqns=tuple(reversed(kept)))
 
 
-def side_by_side(program: Program) -> Program:
-    """In a sum with several products of equal axes, those come first: ((x@w + b) + t@v) becomes ((x@w + t@v) + b)."""
+def side_by_side(program: Program) -> tuple[Program, tuple[str, ...]]:
+    """In a sum with several products of equal axes, those come first: ((x@w + b) + t@v) becomes ((x@w + t@v) + b). Also where."""
     defs, count = definitions(program), uses(program)
 
     def summands(root: Eqn) -> list[Atom]:
@@ -68,6 +70,7 @@ def side_by_side(program: Program) -> Program:
     inner = {a.name for e in program.eqns if e.op == ops.ADD.name for a in e.args if isinstance(a, Var) and count[a.name] == 1}
     taken = {e.out.name for e in program.eqns} | {t.name for t in program.inputs}
     out: list[Eqn] = []
+    moved: list[str] = []
     for e in program.eqns:
         terms = summands(e) if e.op == ops.ADD.name and e.out.name not in inner else []
         products = [
@@ -86,4 +89,5 @@ def side_by_side(program: Program) -> Program:
         builder.eqns[-1] = replace(builder.eqns[-1], out=e.out)
         out += builder.eqns
         taken |= builder.taken
-    return replace(program, eqns=tuple(out))
+        moved.append(f" in {e.span}" if e.span else "")
+    return replace(program, eqns=tuple(out)), tuple(moved)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ..ir.graph import Eqn, Lit, Program, Var
+from .. import ops
+from ..ir.graph import Eqn, Lit, Program, Tensor, Var
 from ..ir.kernels import Along, Plan, to_text
 from ..ir.printer import to_text as program_text
 
@@ -109,6 +110,7 @@ class State:
     anchors: tuple[Anchor, ...] = ()
     placement: Placement | None = None
     plan: Plan | None = None
+    notes: tuple[str, ...] = ()  # what the compiler took the liberty to do
 
     def text(self) -> str:
         """What `codac ir --after NAME` prints."""
@@ -141,9 +143,29 @@ def extents(program: Program) -> dict[str, int | None]:
 
 
 def nominal(program: Program) -> dict[str, int]:
-    """An extent for every axis, to compare costs with."""
-    given = dict(program.nominal)
-    return {a.name: a.extent or given.get(a.name, NOMINAL) for a in program.axes}
+    """An extent for every axis, to compare costs with: as given, else so that each side of a product has NOMINAL (a batch of 8 outside)."""
+    sizes = {a.name: a.extent for a in program.axes} | dict(program.nominal)
+    for e in program.eqns:
+        if e.op != ops.CONTRACT.name:
+            continue
+        over: tuple[str, ...] = e.attr("axes")  # type: ignore[assignment]
+        outer = [tuple(x for x in a.ty.axes if x not in over) for a in e.args if isinstance(a, Var)]
+        for group in (*outer, over):
+            fixed, free = prod(sizes[a] or 1 for a in group), [a for a in group if sizes[a] is None]
+            sizes |= {a: 8 for a in free[:-1]} | {a: max(NOMINAL // fixed, 1) for a in free[-1:]}
+    return {a: n or NOMINAL for a, n in sizes.items()}
+
+
+def signature(program: Program) -> str:
+    """The program's first line, extents included."""
+    size = extents(program)
+
+    def tensor(t: Tensor) -> str:
+        axes = ", ".join(a if size[a] is None else f"{a}={size[a]}" for a in t.axes)
+        return f"{'const ' * t.const}{t.name}: {t.dtype}[{axes}]"
+
+    inputs, outputs = map(tensor, program.inputs), (tensor(o.tensor) for o in program.outputs)
+    return f"{program.name}({', '.join(inputs)}) -> ({', '.join(outputs)})"
 
 
 def fixed_product(program: Program, axes: tuple[str, ...] | frozenset[str]) -> int | None:
