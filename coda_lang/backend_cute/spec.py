@@ -10,6 +10,11 @@ Geometry
     TMA box), so at one position (m, n) a thread holds one accumulator value *per segment*. Interleaved weights, halves and
     separate tensors differ only in the strides of the B views.
 
+Map kernels
+    A `Gemm` with `products == ()` has no accumulator: one pass over memory. Its geometry is `rows` x `cols` (m and n are their
+    products; one segment), its values come through ports alone. Phases, groups and sinks are those of any Gemm. Where a program has
+    a single axis, `rows == ()`: m is 1, and nothing but `Load`s and reductions occurs.
+
 Scalar functions
     phase(f, *accumulators, *ports, *statistics) -> tuple of f32 scalars. `f` is the function library: `device_fns` inside a
     kernel, `torch_fns` on the CPU. Accumulators come in segment order, ports in the order of `Gemm.ports` (a packed
@@ -30,7 +35,11 @@ class Tensor:
 
     `modes[i]` names the axes of mode i, outermost first; the last mode has stride 1 and every other stride is a multiple of
     16 bytes (the host guarantees both, by a copy if need be). A scalar has modes == () and is passed as one element.
-    `role` is "in", "out" or "work" (f32 partials that the launcher allocates).
+    `role` is "in", "out", "work" (f32 partials that the launcher allocates) or "temp": an intermediate of a program of several kernels,
+    one of `Program.temps`, allocated by the launcher. Exactly one kernel writes it (through several sinks where it has lanes), before
+    any reads it. Kernels may merge its axes differently, so the launcher gives it strides for which every kernel's modes are views:
+    each axis's stride is that of the axis inside it times its extent, and, where *every* kernel has a mode boundary, rounded up to
+    16 bytes. The compiler chose an axis order for which no kernel needs a copy.
     """
 
     name: str
@@ -185,7 +194,10 @@ class Product:
 
 @dataclass(frozen=True)
 class Gemm:
-    """One mainloop with its epilogue. Device arguments: `tensors` in order, then one i32 per name in `extents`."""
+    """One mainloop with its epilogue; without products a map kernel.
+
+    Device arguments: `tensors` in order, then one i32 per name in `extents`.
+    """
 
     name: str
     tensors: tuple[Tensor, ...]
@@ -200,8 +212,8 @@ class Gemm:
 
     @property
     def segments(self) -> int:
-        """Number of N-segments, the accumulator values at one position."""
-        return len(self.products[0].b)
+        """Number of N-segments, the accumulator values at one position; 1 for a map kernel, which has no accumulator."""
+        return len(self.products[0].b) if self.products else 1
 
 
 @dataclass(frozen=True)
@@ -257,7 +269,11 @@ class Require:
 
 @dataclass(frozen=True)
 class Program:
-    """A whole program: signature, shape contract, kernels in launch order."""
+    """A whole program: signature, shape contract, kernels in launch order.
+
+    `temps` are tensors between kernels, axes in storage order. `same`: outputs that are an input as it is, (output, input); no kernel
+    writes them. `extents` has every axis of every tensor; a kernel may need an axis that only other kernels' tensors have.
+    """
 
     name: str
     inputs: tuple[Argument, ...]
@@ -268,6 +284,8 @@ class Program:
     source: str = ""  # path of the .coda file, for messages
     nominal: tuple[tuple[str, int], ...] = ()
     equal: tuple[tuple[str, str], ...] = ()  # axes of one extent under two names (`rename`); the second may stand in no input
+    temps: tuple[Argument, ...] = ()
+    same: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ def run(
     f = f or torch_fns.Written()
     extents = bind(program, inputs)
     tensors: Tensors = dict(inputs)
-    axes = {a.name: a.axes for a in program.inputs + program.outputs}
+    axes = {a.name: a.axes for a in program.inputs + program.outputs + program.temps}
+    tensors.update({output: inputs[given] for output, given in program.same})
     for kernel in program.kernels:
         chosen = config.get(kernel.name) if isinstance(config, Mapping) else config
         launch(kernel, functions, tensors, extents, axes, f, chosen)
@@ -211,12 +212,11 @@ class _Run:
         return torch.as_tensor(value, device=self.device).expand(self.size)
 
     def gemm(self, kernel: spec.Gemm) -> None:
-        first = self.matrix(kernel.products[0].a), self.matrix(kernel.products[0].b[0])
-        self.size = m, n = first[0].shape[0], first[1].shape[0]
+        self.size = m, n = product(kernel.rows, self.extents), product(kernel.cols, self.extents)
         deep = [self.matrix(p.a).shape[1] for p in kernel.products]
-        config = self.config or configs.default(kernel, max(m, 1), max(n, 1), max(*deep, 1))
+        config = self.config or configs.default(kernel, max(m, 1), max(n, 1), max(*deep, 1, 1))
         accumulators: list[torch.Tensor] = []
-        for s in range(kernel.segments):
+        for s in range(kernel.segments if kernel.products else 0):
             acc = torch.zeros(self.size, dtype=self.dtype, device=self.device)
             for p in kernel.products:
                 acc = acc + self.wide(self.matrix(p.a)) @ self.wide(self.matrix(p.b[s])).T

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .graph import Atom, Eqn, Program, Var
+from .graph import Atom, Eqn, Program, Tensor, Var
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Gemm:
-    """One fused product."""
+    """One fused product; a map kernel where there is none (no `products`, no `accumulators`)."""
 
     name: str
     rows: tuple[str, ...]
@@ -249,7 +249,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Finish:
-    """The second stage, one position for each element of `over` ("row" axes, "col" axes, or "" for a scalar)."""
+    """The second stage, one position for each element of `axes`: all "row" or all "col" axes (`over`), the innermost of the "col" axes
+    ("part"), an output's own axes in storage order ("out"), or "" for a scalar."""
 
     name: str
     over: str
@@ -281,11 +282,29 @@ class Plan:
     kernels: tuple[Kernel, ...]
     layouts: tuple[Layout, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    stages: tuple[Plan, ...] = ()  # of a program of several: each with its own program; `kernels` has those of all
+    same: tuple[tuple[str, str], ...] = ()  # outputs that are an input as it is: (output, input)
 
     @property
     def gemm(self) -> Gemm:
-        """The one Gemm of the plan."""
+        """The one Gemm of a plan without stages."""
         return next(k for k in self.kernels if isinstance(k, Gemm))
+
+    @property
+    def parts(self) -> tuple[Plan, ...]:
+        """The stages, or the plan itself where it is one."""
+        return self.stages or (self,)
+
+    @property
+    def launched(self) -> tuple[Kernel, ...]:
+        """The kernels without map kernels that write nothing (only finishers do)."""
+        return tuple(k for k in self.kernels if not isinstance(k, Gemm) or k.products or k.sinks)
+
+    @property
+    def temps(self) -> tuple[Tensor, ...]:
+        """Tensors between stages, in storage order."""
+        own = {o.tensor.name for o in self.program.outputs}
+        return tuple(o.tensor for p in self.stages for o in p.program.outputs if o.tensor.name not in own)
 
     def layout(self, tensor: str) -> Layout:
         """The layout of a tensor; KeyError where no kernel uses it."""
@@ -312,8 +331,9 @@ def _eqn(e: Eqn) -> str:
 
 def _lines(kernel: Kernel) -> Iterator[str]:
     if isinstance(kernel, Gemm):
-        yield f"gemm {kernel.name} rows ({' '.join(kernel.rows)}) cols ({' '.join(kernel.cols)})"
-        yield f"  {', '.join(a.name for a in kernel.accumulators)} = " + " + ".join(map(str, kernel.products))
+        yield f"{'gemm' if kernel.products else 'map'} {kernel.name} rows ({' '.join(kernel.rows)}) cols ({' '.join(kernel.cols)})"
+        if kernel.products:
+            yield f"  {', '.join(a.name for a in kernel.accumulators)} = " + " + ".join(map(str, kernel.products))
         yield from (f"  {p}" for p in kernel.ports)
         for i, phase in enumerate(kernel.phases):
             yield f"  phase {i}"
@@ -329,8 +349,11 @@ def _lines(kernel: Kernel) -> Iterator[str]:
 
 def to_text(plan: Plan) -> str:
     """The plan as one reads it: a line each for products, ports, equations, sinks, storage."""
+    if plan.stages:
+        same = [f"same: {output} is {given}" for output, given in plan.same]
+        return "\n".join([f"program {plan.program.name} in {len(plan.stages)} stages", *same, "", *map(to_text, plan.stages)])
     out = [f"plan {plan.program.name}"]
-    for kernel in plan.kernels:
+    for kernel in plan.launched:
         out += ["", *_lines(kernel)]
     if plan.layouts:
         out += ["", "storage"]
