@@ -15,10 +15,12 @@ import argparse
 import importlib.util
 import itertools
 import json
+import lzma
 import math
+import os
 import re
-import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -121,7 +123,7 @@ def program() -> spec.Program:
 
 
 def build(directory: Path, workers: int | None) -> None:
-    """Compile all kernels into `directory`, and put the runtime library beside them."""
+    """Compile all kernels into `directory`, and put the runtime library beside them, packed."""
     directory.mkdir(parents=True, exist_ok=True)
     module = directory / "scalars.py"
     maps = "".join(f"\n\ndef map_{name}(f, x, y, z):\n    return ({text},)\n" for name, (text, _) in MAPS.items())
@@ -129,8 +131,18 @@ def build(directory: Path, workers: int | None) -> None:
     scalars = load_module(module)
     functions = {name: fn for name, fn in vars(scalars).items() if callable(fn)}
     made = compiler.build([program()], functions, directory, workers=workers)
-    shutil.copyfile(compiler.runtime_library(), directory / compiler.RUNTIME)
+    packed = directory / f"{compiler.RUNTIME}.xz"
+    if not packed.is_file():
+        packed.write_bytes(lzma.compress(compiler.runtime_library().read_bytes(), preset=6))
     print(json.dumps({"built": len(made.entries), "directory": str(directory)}))
+
+
+def unpack_runtime(directory: Path) -> None:
+    """Let `compile.load` find the packed runtime library."""
+    if "CODA_DSL_RUNTIME" not in os.environ:
+        library = Path(tempfile.mkdtemp()) / compiler.RUNTIME
+        library.write_bytes(lzma.decompress((directory / f"{compiler.RUNTIME}.xz").read_bytes()))
+        os.environ["CODA_DSL_RUNTIME"] = str(library)
 
 
 def load_module(path: Path) -> Any:
@@ -371,6 +383,7 @@ class Run:
 
 def run(directory: Path, stride: int) -> int:
     """Every check; the number that failed."""
+    unpack_runtime(directory)
     checks = Run(directory, stride)
     for name in MAPS:
         checks.function(name)
