@@ -167,7 +167,7 @@ Sink = Store | RowReduce | ColReduce | Point
 
 @dataclass(frozen=True)
 class Group:
-    """A statistic over `size` consecutive columns of a segment, ready for the next phase; kind as in `RowReduce` ("lse" yields one value)."""
+    """A statistic over `size` consecutive columns of a segment, ready for the next phase; kind as in `RowReduce` ("lse": one value)."""
 
     kind: str
     size: int

@@ -73,7 +73,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Program:
-    """One program. `axes` lists every axis once, in program order. `requires` are shape conditions as Python expressions over axis names."""
+    """One program. `axes` lists every axis once, in program order. `requires` are shape conditions: Python expressions over axis names."""
 
     name: str
     axes: tuple[Axis, ...]

@@ -1,4 +1,7 @@
-"""Types of the tensor IR: a dtype and named axes. A value's axes are a set; the tuple here is in the program's axis order, so equal sets compare equal."""
+"""Types of the tensor IR: a dtype and named axes.
+
+A value's axes are a set; the tuple here is in the program's axis order, so equal sets compare equal.
+"""
 
 from __future__ import annotations
 

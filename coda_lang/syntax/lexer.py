@@ -84,7 +84,9 @@ class Lexer:
 
     def _tokens(self) -> tuple[list[Token], set[int], dict[int, tuple[int, bool]]]:
         """All tokens, the places (start positions) of broken ones, and every line's indentation."""
-        text, tokens, broken = self.source.text, [], set()
+        text = self.source.text
+        tokens: list[Token] = []
+        broken: set[int] = set()
         indents: dict[int, tuple[int, bool]] = {}
         spoilt: set[int] = set()  # where junk has just ended
         line, start = 1, 0  # number and position of the current line

@@ -26,7 +26,8 @@ y = h @ v
     Entry(
         "C0402",
         "a program without a product",
-        """A kernel is anchored on a product, whose tiles carry everything else. Programs without one (a norm, a loss) are map kernels: the same
+        """A kernel is anchored on a product, whose tiles carry everything else. Programs without one (a norm, a loss) are map kernels:
+        the same
         body on loaded tiles. This version does not make them yet.""",
         """
 program gate(z: bf16[m, n], s: bf16[n]) -> (y: bf16[m, n])
@@ -41,7 +42,8 @@ y = silu(x @ w) * s
     Entry(
         "C0403",
         "products that cannot share one kernel",
-        """Two products run in one kernel if they are summed, unscaled, into one accumulator (`x @ w + t @ b`), or if they multiply the same rows and
+        """Two products run in one kernel if they are summed, unscaled, into one accumulator (`x @ w + t @ b`), or if they multiply the
+        same rows and
         have the same columns (`x @ wg` beside `x @ wu`). Lanes may be split on one side of the product only.""",
         """
 program pair(x: bf16[m, k], w: bf16[n, k], t: bf16[m, r], b: bf16[n, r]) -> (y: bf16[m, n])
@@ -56,7 +58,8 @@ y = x @ w + t @ b
     Entry(
         "C0404",
         "a batched product",
-        """Both operands share an axis that is not contracted: there is one product for each of its positions. A kernel computes one product, in tiles
+        """Both operands share an axis that is not contracted: there is one product for each of its positions. A kernel computes one
+        product, in tiles
         of rows and columns.""",
         """
 program experts(x: bf16[e, m, k], w: bf16[e, n, k]) -> (y: bf16[e, m, n])
@@ -71,7 +74,8 @@ y = matmul[k](x, w)
     Entry(
         "C0405",
         "an operand that is computed",
-        """A kernel loads the operands of its product as they are stored, straight into the tensor cores. An operand that is computed from inputs
+        """A kernel loads the operands of its product as they are stored, straight into the tensor cores. An operand that is computed
+        from inputs
         (scaled, added, rounded from f32) would have to be written first by a kernel of its own.
 
         A factor that carries no contracted axis can be moved behind the product by hand: (x · s) @ w = s · (x @ w).""",
@@ -88,7 +92,8 @@ y = (x @ w) * s
     Entry(
         "C0406",
         "a result of all tiles inside one tile",
-        """A reduction over all columns (or rows) of a product is complete only when every tile is done; until then each tile has a part of it. So
+        """A reduction over all columns (or rows) of a product is complete only when every tile is done; until then each tile has a
+        part of it. So
         its result cannot be used by the kernel that computes it. What can be done there: store the value and the reduction, and apply
         the result behind the next product.
 
@@ -127,7 +132,8 @@ y = silu(a) * b
     Entry(
         "C0408",
         "an axis that the product lacks",
-        """Everything in a kernel happens at a row and a column of its product. A value with a further free axis would use each element of the product
+        """Everything in a kernel happens at a row and a column of its product. A value with a further free axis would use each element
+        of the product
         once for every position of it. A fixed axis is fine: its positions are lanes.""",
         """
 program spread(x: bf16[m, k], w: bf16[n, k], r: bf16[n, e]) -> (y: bf16[m, n, e])
@@ -142,7 +148,8 @@ y = expand[e](x @ w) * r
     Entry(
         "C0409",
         "a reduction of an input",
-        """A kernel reduces values of its own product. A reduction (or `gather`) of something that no product made needs a kernel of its own before
+        """A kernel reduces values of its own product. A reduction (or `gather`) of something that no product made needs a kernel of
+        its own before
         this one.""",
         """
 program normed(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])
@@ -157,7 +164,8 @@ y = (x @ w) * rsqrt(ms + 1e-5)
     Entry(
         "C0410",
         "a partial reduction across tiles",
-        """Across tiles, a reduction takes all rows or all columns of the product, in partial results that a small second kernel finishes. Within a tile,
+        """Across tiles, a reduction takes all rows or all columns of the product, in partial results that a small second kernel
+        finishes. Within a tile,
         it takes the innermost columns. Some outer columns, or some of the rows, are neither.""",
         """
 program heads(x: bf16[m, d], w: bf16[head, hd=64, d]) -> (s: f32[m, hd])
@@ -172,7 +180,8 @@ s = sum[hd](x @ w)
     Entry(
         "C0411",
         "a statistic that no tile holds",
-        """A statistic over a group of columns (the norm of a head) is used by the kernel that computes it if one tile holds the whole group. So its
+        """A statistic over a group of columns (the norm of a head) is used by the kernel that computes it if one tile holds the whole
+        group. So its
         extent must be fixed, at most 256, and 1, 2, 4 or a multiple of 8.""",
         """
 program heads(x: bf16[m, d], w: bf16[head, hd, d], g: bf16[hd]) -> (y: bf16[m, head, hd])
@@ -187,7 +196,8 @@ y = rmsnorm[hd](x @ w, g, 1e-6)
     Entry(
         "C0412",
         "a gather across tiles",
-        """`gather` picks, for each row, the element of the product whose column equals the index (or, for each column, the row). The axis must be all of
+        """`gather` picks, for each row, the element of the product whose column equals the index (or, for each column, the row). The
+        axis must be all of
         the product's columns, and the index must be known to every tile: computed from inputs without that axis.""",
         """
 program picked(x: bf16[m, d], w: bf16[head, v, d], i: i64[m, head]) -> (z: f32[m, head])
@@ -202,7 +212,8 @@ z = gather[v](x @ w, i)
     Entry(
         "C0413",
         "a finished reduction spread out again",
-        """A reduction is finished by a small second kernel that makes one value a row, one a column, or a scalar. Spreading finished values over
+        """A reduction is finished by a small second kernel that makes one value a row, one a column, or a scalar. Spreading finished
+        values over
         rows and columns would need a third kernel.""",
         """
 program outer(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])
@@ -220,7 +231,8 @@ columns = sum[m](z)
     Entry(
         "C0414",
         "an output of the wrong extent",
-        """A tile writes values that have all the rows of the product; a finisher writes one value a row, one a column, or a scalar. An output with only
+        """A tile writes values that have all the rows of the product; a finisher writes one value a row, one a column, or a scalar. An
+        output with only
         some of the rows, or with lanes of a finished reduction, is none of these.""",
         """
 program sums(x: bf16[m, d], w: bf16[f, lane=2, d]) -> (s: f32[m, lane])
