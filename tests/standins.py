@@ -46,7 +46,7 @@ class StandIns:
                     for mode, size in zip(record.modes, t.shape):  # an empty contraction arrives as zeros
                         if twin.product(mode, self.extents) == 0:
                             assert not t.any()
-                            extents.update(dict.fromkeys(mode, size))
+                            extents.update({**dict.fromkeys(mode, 1), mode[0]: size})
                 else:
                     assert t.shape == (1,)
                 fits(t, *compile.dims(kernel, record, self.fixed))

@@ -131,7 +131,7 @@ class _Planner:
         return slot
 
     def _contiguous(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        return self._new(shape, torch.empty(tuple(shape), device="meta").stride(), dtype)
+        return self._new(shape, layout.contiguous(tuple(shape)), dtype)
 
     def _view(self, source: int, shape: Sequence[int], strides: Sequence[int]) -> int:
         """A slot for another view of the same elements."""
@@ -175,7 +175,10 @@ class _Planner:
             return None
 
     def _operand(self, kernel: spec.Kernel, record: spec.Tensor) -> int:
-        """The slot of an input, copied where the kernel cannot use its strides."""
+        """The slot of an input, copied where the kernel cannot use its strides, or of what an earlier finisher left."""
+        if record.name in self.work:
+            shape = mode_shape(record, self.extents) or (1,)
+            return self._view(self.work[record.name], shape, layout.contiguous(shape))
         source = self.home[record.name]
         packed = record.name in layout.packed_tensors(kernel)
         key = (record.name, record.modes, packed)
@@ -338,7 +341,7 @@ class _Planner:
         size = self.meta[source].numel()
         if size:
             shape = (*leading, size // (math.prod(leading) * length), length)
-            return self._view(source, shape, torch.empty(shape, device="meta").stride())
+            return self._view(source, shape, layout.contiguous(shape))
         slot = self._contiguous((*leading, 1, length), torch.float32)
         self._identity(slot, partial.kind)
         return slot

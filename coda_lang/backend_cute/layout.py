@@ -59,6 +59,14 @@ def judge(record: spec.Tensor, packed: bool, shape: Shape, strides: Shape, addre
     return Verdict(tuple(chosen))
 
 
+def contiguous(shape: Shape) -> Shape:
+    """The strides of a tensor without gaps."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(size, 1))
+    return tuple(reversed(strides[: len(shape)]))
+
+
 def pitched(record: spec.Tensor, packed: bool, shape: Shape) -> Shape:
     """Strides of a fresh buffer that a kernel can use: contiguous but for padding of each pitch to 16 bytes."""
     unit = max(ALIGNMENT // BYTES[record.dtype], 1)
