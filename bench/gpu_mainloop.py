@@ -100,7 +100,7 @@ def mode_shape(case, record, free):
         yield math.prod(sizes) if all(isinstance(s, int) for s in sizes) else free(mode)
 
 
-def build(directory: Path, quick: bool) -> None:
+def build(directory: Path, quick: bool, resume: bool) -> None:
     import cutlass
     import gemm_cases
     from cutlass import cute
@@ -113,6 +113,9 @@ def build(directory: Path, quick: bool) -> None:
     for name, case in gemm_cases.ALL.items():
         for key in wanted(name, case.gemm, quick):
             target = directory / f"{name}-{key}.so"
+            manifest.append({"case": name, "config": key, "file": target.name})
+            if resume and target.exists():
+                continue
             began = time.time()
             kernel = GemmSm90(case.gemm, parse(key), case.functions)
             integers = [cutlass.Int32(1) for _ in case.gemm.extents]
@@ -121,8 +124,7 @@ def build(directory: Path, quick: bool) -> None:
             compiled.export_to_c(str(target.with_suffix(".o")), function_name="func")
             subprocess.run(["gcc", "-shared", "-o", target, target.with_suffix(".o")], check=True)
             target.with_suffix(".o").unlink()
-            manifest.append({"case": name, "config": key, "file": target.name, "seconds": round(time.time() - began, 2)})
-            print(json.dumps(manifest[-1]), flush=True)
+            print(json.dumps({**manifest[-1], "seconds": round(time.time() - began, 2)}), flush=True)
     (directory / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -381,10 +383,11 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("rest", nargs="*")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="keep objects that are there")
     parser.add_argument("--limit", type=float, default=300.0)
     args = parser.parse_args()
     if args.verb == "build":
-        build(args.directory, args.quick)
+        build(args.directory, args.quick, args.resume)
     elif args.verb == "run":
         run(args.directory, Path(args.rest[0]), args.limit)
     elif args.verb == "work":

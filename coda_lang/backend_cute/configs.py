@@ -22,6 +22,8 @@ SMEM_BYTES = 227 * 1024  # what one block may use on sm_90
 SMEM_RESERVED = 2048  # barriers, and the padding that aligns the buffers
 MAX_ACCUMULATORS = 208  # f32 registers a thread can give to the accumulator and still run an epilogue
 MIN_AB_STAGES = 3
+L2_BYTES = 56  # a cycle, to one multiprocessor with all of them reading; measured as where 128x128 without a cluster falls behind
+TILE_CYCLES = 600  # filling the pipeline and the rest of what a tile costs whatever its size
 
 BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i32": 4, "i64": 8, "bool": 1}
 
@@ -63,10 +65,15 @@ def element_bytes(gemm: Gemm, matrix: Matrix) -> int:
 
 
 def step_columns(gemm: Gemm, config: Config) -> int:
-    """Columns of each segment in one epilogue step: a power of two up to 32 that divides what a tile and a split axis allow."""
+    """Columns of each segment in one epilogue step: a power of two that divides what a tile and a split axis allow.
+
+    At most 32, and 16 where the accumulators leave few registers to an epilogue that reduces or reads tiles.
+    """
     matrices = [s.matrix for s in gemm.sinks if isinstance(s, Store)] + [p.matrix for p in gemm.ports if isinstance(p, Tile)]
     split = any(len(m.cols) > 1 for m in matrices)
-    return gcd(32, gcd(columns_per_segment(gemm, config), gemm.granule if split else 0))
+    heavy = any(not isinstance(s, Store) for s in gemm.sinks) or any(isinstance(p, Tile) for p in gemm.ports)
+    widest = 16 if heavy and accumulators(config) > 128 else 32
+    return gcd(widest, gcd(columns_per_segment(gemm, config), gemm.granule if split else 0))
 
 
 def budget(gemm: Gemm, config: Config) -> Budget | None:
@@ -141,14 +148,14 @@ def portfolio(gemm: Gemm) -> tuple[Config, ...]:
 def _cost(gemm: Gemm, config: Config, m: int, n: int, k: int, sms: int) -> float:
     """Estimated time in tensor-core cycles of the busiest multiprocessor."""
     nb = columns_per_segment(gemm, config)
+    area, cluster = config.tile_m * config.tile_n, config.cluster_m * config.cluster_n
     rows, cols = -(-m // (config.tile_m * config.cluster_m)), -(-n // (nb * config.cluster_n))
-    waves = -(-rows * cols // (sms // (config.cluster_m * config.cluster_n)))
-    depth = -(-k // TILE_K) + 1
-    compute = config.tile_m * config.tile_n / 128  # cycles of one k-block of 64 at full rate
-    operands = 2 * TILE_K * (config.tile_m / config.cluster_n + config.tile_n / config.cluster_m) / 64  # from L2 at 64 bytes a cycle
-    epilogue = config.tile_m * config.tile_n / 32
-    exposed = epilogue if not config.pingpong else (epilogue / waves)
-    return waves * (depth * max(compute * 1.02, operands) + exposed + 600)
+    waves = -(-rows * cols // (sms // cluster))
+    multiply = area / 32  # cycles of one k-block of 64 at full rate
+    bring = TILE_K * 2 * (config.tile_m / config.cluster_n + config.tile_n / config.cluster_m) / L2_BYTES
+    epilogue = area / 16 * (1 + 0.25 * (len(gemm.sinks) + len(gemm.ports) - 1))
+    hidden = (waves - 1) / waves if config.pingpong else 0.0
+    return waves * (-(-k // TILE_K) * max(multiply, bring) + (1 - hidden) * epilogue + TILE_CYCLES)
 
 
 def partial_shape(gemm: Gemm, config: Config, sink: Sink, m: int, n: int) -> tuple[int, ...]:

@@ -267,11 +267,11 @@ class Epilogue(Fixed):
                 at += 1
             else:
                 for (j, r, c), values in results.items():
-                    inside = elements.row_inside(mi, r) & elements.column_inside(j, c)
+                    inside = elements.row_inside(mi, r), elements.column_inside(j, c)
                     place = elements.row(mi, r), elements.col(j, c)
-                    reducers[id(sink)].put(mi, r, *place, values[at], values[at + 1], inside)
-                reducers[id(sink)].pin()
+                    reducers[id(sink)].put(mi, r, *place, values[at], values[at + 1], *inside)
                 at += 2
+        groups.settle([value for reducer in reducers.values() for value in reducer.live(mi)], self.m)
         if plan.stores:
             cute.arch.fence_proxy("async.shared", space="cta")
             # The stage that the next step writes must have been read: at most stages - 2 younger stores may be in flight.

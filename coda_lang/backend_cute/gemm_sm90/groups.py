@@ -3,16 +3,17 @@
 In: lists of f32 scalars. Out: `State`s, tuples of f32 scalars: one for sum, max, min and amax, (max, sum) for logsumexp. NaN propagates in every
 kind. Non-goals: which columns take part (the callers mask by the identity) and memory.
 
-A logsumexp state (m, s) stands for log(s) + m', where m' is m, or 0 where m is infinite, so that no step subtracts infinities.
+A logsumexp state (m, s) stands for m + log(s), or for m where m is infinite: no step subtracts infinities, an empty state (-inf, 0) adds 0 to
+any other, and s of a state whose m is +inf is infinite or NaN.
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm
-from cutlass.cutlass_dsl import T, dsl_user_op
+from cutlass.cutlass_dsl import dsl_user_op
 
 from .ring import select
 
@@ -23,15 +24,21 @@ State = tuple  # of Float32
 
 
 @dsl_user_op
-def pinned(value, *, loc=None, ip=None):
-    """The same 32-bit value, computed here. Without it the compiler moves the work of all steps down to where the result is used and
-    keeps every accumulator alive until then."""
-    letter, kind = ("f", T.f32()) if isinstance(value, Float32) else ("r", T.i32())
-    same = llvm.inline_asm(
-        kind, [value.ir_value(loc=loc, ip=ip)], "mov.b32 $0, $1;", f"={letter},{letter}",
+def settle(values: list, m: Int32, *, loc=None, ip=None) -> None:
+    """Have these 32-bit values computed by now, at the price of one instruction each: a store that never happens (m is at least 1) needs them.
+
+    Without it the compiler moves the work of all steps down to where a tile's reductions are used and keeps every accumulator alive until then.
+    """
+    if not values:
+        return
+    letters = ["f" if isinstance(v, Float32) else "r" for v in values]
+    stores = "".join(f" @never st.shared.b32 [${len(values)}], ${i};" for i in range(len(values)))
+    llvm.inline_asm(
+        None, [v.ir_value(loc=loc, ip=ip) for v in (*values, m)],
+        f"{{ .reg .pred never; setp.lt.s32 never, ${len(values)}, 1;{stores} }}", ",".join((*letters, "r")),
         has_side_effects=True, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip,
     )  # fmt: skip
-    return type(value)(same)
+
 
 _IDENTITY = {"sum": (0.0,), "max": (-INFINITY,), "min": (INFINITY,), "amax": (0.0,), "lse": (-INFINITY, 0.0)}
 
@@ -80,22 +87,17 @@ def absorb(kind: str, state: State, values: list) -> State:
         top = _maximum(state[0], _tree(list(values), _maximum))
         centre = _centre(top)
         total = _tree([_exp(v - centre) for v in values], lambda a, b: a + b)
-        return top, state[1] * _exp(_centre_shift(state[0], centre)) + total
+        return top, state[1] * _exp(state[0] - centre) + total
     if kind == "amax":
         values = [_absolute(v) for v in values]
     return (_combine(kind, state[0], _tree(list(values), lambda a, b: _combine(kind, a, b))),)
-
-
-def _centre_shift(m, centre):
-    """How far a state's own centre lies below `centre`."""
-    return _centre(m) - centre
 
 
 def merge(kind: str, a: State, b: State) -> State:
     if kind == "lse":
         top = _maximum(a[0], b[0])
         centre = _centre(top)
-        return top, a[1] * _exp(_centre_shift(a[0], centre)) + b[1] * _exp(_centre_shift(b[0], centre))
+        return top, a[1] * _exp(a[0] - centre) + b[1] * _exp(b[0] - centre)
     return (_combine(kind, a[0], b[0]),)
 
 

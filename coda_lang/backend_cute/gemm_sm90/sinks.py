@@ -100,8 +100,11 @@ class RowReducer:
     def absorb(self, mi: int, r: int, values: list, inside: list) -> None:
         kind = self.sink.kind
         masked = [select(ok, v, groups.excluded(kind)) for v, ok in zip(values, inside)]
-        state = groups.absorb(kind, self.states.get((mi, r)) or groups.identity(kind), masked)
-        self.states[mi, r] = tuple(map(groups.pinned, state))
+        self.states[mi, r] = groups.absorb(kind, self.states.get((mi, r)) or groups.identity(kind), masked)
+
+    def live(self, mi: int) -> list:
+        """What this step left to later ones."""
+        return [value for r in range(2) for value in self.states[mi, r]]
 
     def flush(self, row_of, m: Int32, n: Int32, tile_col: Int32, nb: int, lane: Int32) -> None:
         for (mi, r), state in self.states.items():
@@ -126,8 +129,11 @@ class ColReducer(Fixed):
     def absorb(self, j: int, c: int, values: list, inside: list) -> None:
         kind = self.sink.kind
         masked = [select(ok, v, groups.excluded(kind)) for v, ok in zip(values, inside)]
-        state = groups.absorb(kind, self.states.get((j, c)) or groups.identity(kind), masked)
-        self.states[j, c] = tuple(map(groups.pinned, state))
+        self.states[j, c] = groups.absorb(kind, self.states.get((j, c)) or groups.identity(kind), masked)
+
+    def live(self, mi: int) -> list:
+        """What this step left to later ones."""
+        return [value for state in self.states.values() for value in state]
 
     def meet(self, slot: int, ni: int, warp: Int32, lane: Int32) -> None:
         """Before the barrier: leave this warp's states of step `ni` in shared memory."""
@@ -167,17 +173,17 @@ class PointWriter:
         self.by_row = not ports.uses(sink.index, "col")
         self.hits: dict[tuple[int, int], tuple] = {}
 
-    def put(self, mi: int, r: int, row, col, value, hit, inside) -> None:
-        hit = hit & inside
+    def put(self, mi: int, r: int, row, col, value, hit, row_inside, column_inside) -> None:
+        hit = hit & column_inside
         if not self.by_row:
-            self._write(row, col, value, hit)
+            self._write(row, col, value, hit & row_inside)
             return
         found, hits = self.hits.get((mi, r), (Float32(0.0), Int32(0)))
         self.hits[mi, r] = (select(hit, Float32(value), found), select(hit, Int32(1), hits))
 
-    def pin(self) -> None:
-        """Settle what a step found."""
-        self.hits = {key: tuple(map(groups.pinned, pair)) for key, pair in self.hits.items()}
+    def live(self, mi: int) -> list:
+        """What this step left to later ones."""
+        return [value for r in range(2) for value in self.hits.get((mi, r), ())]
 
     def flush(self, row_of, m: Int32) -> None:
         for (mi, r), (value, hit) in self.hits.items():

@@ -32,9 +32,11 @@ def matrix_view(tensor: cute.Tensor, matrix: Matrix) -> cute.Tensor:
         strides = [_halved(s) for s in strides]
 
     def side(modes: tuple[int, ...]):
+        # Outermost extents are made dynamic: a fixed one that a tile does not divide gives TMA boxes that the hardware refuses.
         if not modes:  # a matrix of one row or one column; the stride is never used, but TMA wants a legal one
-            return 1, 128 // pointer.dtype.width
+            return Int32(1), cute.assume(Int64(1 << 20), divby=128 // pointer.dtype.width)
         shape = tuple(tensor.shape[i] for i in reversed(modes))
+        shape = (*shape[:-1], Int32(shape[-1]))
         stride = tuple(strides[i] for i in reversed(modes))
         return (shape[0], stride[0]) if len(modes) == 1 else (shape, stride)
 
