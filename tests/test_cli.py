@@ -341,12 +341,12 @@ def test_a_bug_says_so_and_saves_what_it_worked_on(
 # --- promises ----------------------------------------------------------------------------------------------------------------------
 
 
-def _seconds(*args: object) -> float:
+def _seconds(*command: object) -> float:
     """Processor time of the quickest of a few runs: what a run takes on an idle machine, however busy this one is."""
     times = []
-    for _ in range(3):
+    for _ in range(4):
         before = os.times()
-        assert codac(*args).returncode == 0
+        subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, check=True, capture_output=True, timeout=60)
         after = os.times()
         times.append(after.children_user - before.children_user + after.children_system - before.children_system)
     return min(times)
@@ -354,8 +354,10 @@ def _seconds(*args: object) -> float:
 
 @pytest.mark.slow
 def test_checking_and_emitting_are_quick(tmp_path: Path) -> None:
-    assert _seconds("check", SWIGLU) < 0.5
-    assert _seconds(SWIGLU, "-o", tmp_path / "k.py") < 2.0
+    """Half a second and two seconds, on a machine that loads click and lark in 0.12 s; as much longer as a slower one takes for that."""
+    slower = max(1.0, _seconds("-c", "import click, lark") / 0.12)
+    assert _seconds("-m", "coda_lang", "check", SWIGLU) < 0.5 * slower
+    assert _seconds("-m", "coda_lang", SWIGLU, "-o", tmp_path / "k.py") < 2.0 * slower
 
 
 @pytest.mark.parametrize("command", [["check", str(SWIGLU)], [str(SWIGLU), "-o", "-"]], ids=["check", "emit"])
