@@ -92,6 +92,7 @@ def test_errors_count_where_nan_and_infinity_stand():
     assert selfcheck.error(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0])) == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 def test_the_emitted_script_checks_itself(tmp_path, root):
     """The whole way: text from a spec, run as a script; then with one epilogue line changed."""
     text = driver.emit(str(root / "specs" / "swiglu.coda"))

@@ -79,6 +79,7 @@ def test_names_are_offered_lazily():
         coda_lang.nothing  # noqa: B018
 
 
+@pytest.mark.slow
 def test_sharded_tensors_are_refused():
     """Row 29: a real DTensor, in a process of its own."""
     pytest.importorskip("torch.distributed.tensor")
