@@ -48,8 +48,9 @@ def _pairs(kind: Callable[[str], Any], example: str) -> Callable[[click.Context,
                 parsed = kind(right.strip())
             except ValueError:
                 raise click.BadParameter(f"{value!r} is not of the form {example}", ctx, param) from None
-            if pairs.setdefault(name.strip(), parsed) != parsed:
+            if name.strip() in pairs:
                 raise click.BadParameter(f"{name.strip()} is given twice", ctx, param)
+            pairs[name.strip()] = parsed
         return pairs
 
     return read
@@ -167,8 +168,7 @@ def ir(file: str, options: driver.Options, after: str | None) -> None:
     """Print the programs of FILE as the compiler sees them after a pass."""
     known = driver.stages()
     if after is not None and after not in known:
-        listed = f"the passes are {', '.join(known)}"
-        raise CodaError([Diagnostic("C0803", f"there is no pass {after}", notes=(listed,), help=_near(after, known, listed))])
+        raise CodaError([Diagnostic("C0803", f"there is no pass {after}", help=_near(after, known, f"the passes are {', '.join(known)}"))])
     _print(driver.ir_text(driver.read_file(file), after or known[-1], options))
 
 

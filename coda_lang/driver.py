@@ -60,13 +60,18 @@ def read_file(name: str) -> Source:
         return Source("<stdin>", _decode("<stdin>", sys.stdin.buffer.read(MAX_BYTES + 1)))
     try:
         with open(name, "rb") as file:
-            return Source(name, _decode(name, file.read(MAX_BYTES + 1)))
+            return Source(_shown(name), _decode(name, file.read(MAX_BYTES + 1)))
     except FileNotFoundError:
         raise _unreadable(name, "there is no such file", _neighbours(name)) from None
     except IsADirectoryError:
         raise _unreadable(name, "it is a folder", _neighbours(os.path.join(name, ""))) from None
     except (OSError, ValueError) as e:
         raise _unreadable(name, getattr(e, "strerror", None) or str(e)) from None
+
+
+def _shown(name: str) -> str:
+    """A file's name as it can stand in messages and in the docstring and comments of Python text."""
+    return "".join(c if c.isprintable() else "?" for c in name).replace("\\", "/").replace('"', "'")
 
 
 def _normal(text: str) -> str:
