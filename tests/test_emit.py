@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -175,3 +177,22 @@ def test_a_standalone_module_runs_without_this_package(tmp_path):
         assert done.returncode == 0, done.stderr
         (unpacked,) = (tmp_path / "cache" / "runtime").glob("*/backend_cute/spec.py")
         unpacked.write_text("raise RuntimeError\n")
+
+
+# --- storage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_order_of_storage_never_changes_the_meaning(seed, tmp_path):
+    """Every tensor of a program stored in some other order: the same values, and a plan (perhaps with copies), never a refusal."""
+    draw = random.Random(seed)
+    (program,) = driver.programs(Source("p.coda", PROGRAMS[draw.choice(sorted(PROGRAMS))]))
+
+    def shuffled(tensor):
+        return replace(tensor, axes=tuple(draw.sample(tensor.axes, len(tensor.axes))))
+
+    outputs = tuple(replace(o, tensor=shuffled(o.tensor)) for o in program.outputs)
+    other = replace(program, inputs=tuple(map(shuffled, program.inputs)), outputs=outputs)
+    fn = getattr(module(emit([passes.run(other)]), tmp_path), program.name)
+    for (output, way, exact), error in errors(other, fn, (5, 7, 24, 3), seed).items():
+        assert error <= (1e-12 if exact else 2**-7), f"{output} by {way}, exact={exact}: off by {error}"
