@@ -225,6 +225,17 @@ def test_the_output_never_overwrites_the_source(tmp_path: Path) -> None:
     assert source.read_text() == SWIGLU.read_text()
 
 
+@pytest.mark.parametrize("name", ['q"""x', "back\\N{x}", "new\nline", os.fsdecode(b"\xff"), "ünï", "tab\t", "# no", "$(x) y"])
+def test_odd_file_names(tmp_path: Path, name: str) -> None:
+    source = tmp_path / f"{name}.coda"
+    source.write_text(SWIGLU.read_text())
+    done = codac(source, "-o", tmp_path / "kernel.py")
+    assert done.returncode == 0, done.stderr
+    compile((tmp_path / "kernel.py").read_text(encoding="utf-8"), "kernel.py", "exec")
+    source.write_text(BAD)
+    assert codac("check", source).returncode == 1
+
+
 def test_writing_is_atomic_and_keeps_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, link = tmp_path / "real.py", tmp_path / "link.py"
     real.write_text("old")

@@ -25,7 +25,7 @@ from .build_names import taken, unknown_type
 from .build_program import Context, build_program
 from .build_report import Report, listed
 from .build_scope import PRELUDE, Library, prelude, types_in
-from .build_values import F32_MAX
+from .build_values import F32_MAX, F32_TINY
 from .graph import Program
 from .types import DTYPES, DType
 
@@ -140,7 +140,7 @@ class _Module:
             help = f"give a number, as in {name}=1e-5"
             self.report.error("C0210", f"the param `{name}` is set to {value!r}, which is not a number", None, help=help)
             return False
-        if math.isfinite(value) and abs(value) > F32_MAX:
+        if math.isfinite(value) and (abs(value) > F32_MAX or 0 < abs(value) <= F32_TINY):
             help = "give a number that f32 holds, or inf"
             self.report.error("C0316", f"the param `{name}` is set to {value}, which does not fit f32", None, help=help)
             return False

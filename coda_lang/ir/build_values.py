@@ -23,6 +23,7 @@ from .graph import Atom, Eqn, Lit, Var
 from .types import BOOL, F32, I32, DType, Ty
 
 F32_MAX = 3.4028234663852886e38
+F32_TINY = 2.0**-150  # this and below rounds to zero
 I64_END = 2**63
 
 
