@@ -1,6 +1,7 @@
 """Gemm records by hand that reach every feature of the device code: for the tests of cubins and for the check on a GPU.
 
-`ALL` maps a name to `GemmCase`. Those of `handwritten` are here too; the others are for what they leave out: major orders, dtypes, windows off the
+`ALL` maps a name to `GemmCase`. Those of `handwritten` are here too; the others are for what they leave out: major orders,
+dtypes, windows off the
 step, groups narrower and wider than a step, packed tiles, reductions of each kind, elements chosen by column.
 """
 
@@ -23,6 +24,7 @@ class GemmCase:
     functions: dict[str, Callable[..., tuple]]
     fixed: dict[str, int] = field(default_factory=dict)
     divisor: int = 1  # the number of columns must be a multiple
+    far: tuple[str, ...] = ()  # tensors whose rows lie 2²⁰ elements apart when checked on a GPU
 
 
 def gemm(name, tensors, products, phases, **rest) -> s.Gemm:
@@ -32,6 +34,7 @@ def gemm(name, tensors, products, phases, **rest) -> s.Gemm:
 KM, KN = s.Matrix("x", (0,), (1,)), s.Matrix("w", (0,), (1,))
 PLAIN = (s.Product(KM, (KN,)),)
 Y = s.Matrix("y", (0,), (1,))
+STORE = (s.Store(Y),)
 
 
 def same(f, z):
@@ -52,6 +55,10 @@ def add_pair(f, z, a, b):
 
 def scaled_sum(f, z, u, v):
     return (z * u + v,)
+
+
+def difference(f, a, b):
+    return (a - b,)
 
 
 def squares(f, z):
@@ -85,11 +92,12 @@ def operands(a: str, b: str, dtype: str = "bf16"):
 
 def _majors(a: str, b: str, dtype: str = "bf16", out: str = "bf16") -> GemmCase:
     x, w, products = operands(a, b, dtype)
-    record = gemm(f"major_{a}{b}", [x, w, (f"y {out} m n", "out")], products, (s.Phase("same"),), sinks=(s.Store(Y),), rows=("m",), cols=("n",))
+    tensors = [x, w, (f"y {out} m n", "out")]
+    record = gemm(f"major_{a}{b}", tensors, products, (s.Phase("same"),), sinks=(s.Store(Y),), rows=("m",), cols=("n",))
     return GemmCase(record, {"same": same})
 
 
-def _simple(name, tensors, phases, functions, ports=(), sinks=(s.Store(Y),), divisor=1, fixed=None, **rest) -> GemmCase:
+def _simple(name, tensors, phases, functions, ports=(), sinks=STORE, divisor=1, fixed=None, **rest) -> GemmCase:
     tensors = ["x bf16 m d", "w bf16 n d", *tensors]
     record = gemm(name, tensors, PLAIN, phases, ports=ports, sinks=sinks, rows=("m",), cols=("n",), **rest)
     return GemmCase(record, functions, fixed or {}, divisor)
@@ -132,6 +140,26 @@ EXTRA = {
         ),
         fixed={"n": 256, "qn": 100, "kn": 156},
     ),
+    "even_windows": _simple(
+        "even_windows", [("q bf16 m qn", "out"), ("k bf16 m kn", "out")], (s.Phase("twice"),), {"twice": twice},
+        sinks=(s.Store(s.Matrix("q", (0,), (1,)), s.Window(0, 96)), s.Store(s.Matrix("k", (0,), (1,)), s.Window(96, 100))),
+        fixed={"n": 196, "qn": 96, "kn": 100},
+    ),
+    "halves_n_major": GemmCase(
+        gemm(
+            "halves_n_major", ["x bf16 m d", "w bf16 d lane n", OUT],
+            (s.Product(KM, (s.Matrix("w", (2,), (0,), ((1, 0),)), s.Matrix("w", (2,), (0,), ((1, 1),)))),),
+            (s.Phase("difference"),), sinks=(s.Store(Y),), rows=("m",), cols=("n",),
+        ),
+        {"difference": difference}, {"lane": 2},
+    ),
+    "far_apart": GemmCase(
+        gemm(
+            "far_apart", ["x bf16 m d", "w bf16 n d", "v bf16 m n", "u bf16 m n", OUT], PLAIN, (s.Phase("scaled_sum"),),
+            ports=(s.Tile("u", s.Matrix("u", (0,), (1,))), s.Load("v", "v", (ROW, COL))), sinks=(s.Store(Y),), rows=("m",), cols=("n",),
+        ),
+        {"scaled_sum": scaled_sum}, far=("x", "v", "u", "y"),
+    ),
     "wide_groups": _simple(
         "wide_groups", [OUT], (s.Phase("squares", (s.Group("sum", 128), s.Group("amax", 64))), s.Phase("normalised")),
         {"squares": squares, "normalised": normalised}, divisor=128, granule=128,
@@ -145,7 +173,8 @@ EXTRA = {
         divisor=16, granule=16,
     ),
     "reductions": _simple(
-        "reductions", [("a f32 m", "work"), ("b f32 m", "work"), ("c f32 n", "work"), ("e f32 n", "work")], (s.Phase("four"),), {"four": four},
+        "reductions", [("a f32 m", "work"), ("b f32 m", "work"), ("c f32 n", "work"), ("e f32 n", "work")],
+        (s.Phase("four"),), {"four": four},
         sinks=(s.RowReduce("max", "a"), s.RowReduce("min", "b"), s.ColReduce("lse", "c"), s.ColReduce("amax", "e")),
     ),
     "column_points": _simple(

@@ -13,14 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from .spec import ColReduce, Config, Gemm, Matrix, RowReduce, Sink, Store, Tile
+from .spec import ColReduce, Config, Gemm, Load, Matrix, RowReduce, Sink, Store, Tile
 
 TILE_K = 64
 MMA_ROWS = 64
 WARPGROUPS = 2  # that multiply; one more loads
 SMEM_BYTES = 227 * 1024  # what one block may use on sm_90
 SMEM_RESERVED = 2048  # barriers, and the padding that aligns the buffers
-MAX_ACCUMULATORS = 208  # f32 registers a thread can give to the accumulator and still run an epilogue
 MIN_AB_STAGES = 3
 L2_BYTES = 56  # a cycle, to one multiprocessor with all of them reading; measured as where 128x128 without a cluster falls behind
 TILE_CYCLES = 600  # filling the pipeline and the rest of what a tile costs whatever its size
@@ -56,6 +55,14 @@ def warpgroup_rows(config: Config) -> int:
 def accumulators(config: Config) -> int:
     """f32 accumulator registers of a thread."""
     return warpgroup_rows(config) * config.tile_n // 128
+
+
+def max_accumulators(gemm: Gemm) -> int:
+    """f32 registers a thread can give to the accumulator and still run this epilogue without spilling (tests/test_cubins.py holds it)."""
+    if any(not isinstance(s, Store) for s in gemm.sinks):
+        return 160
+    vectors = [p for p in gemm.ports if isinstance(p, Load) and p.index]
+    return max(min(192 if any(isinstance(p, Tile) for p in gemm.ports) else 208, 208 - 24 * (len(vectors) - 1)), 128)
 
 
 def element_bytes(gemm: Gemm, matrix: Matrix) -> int:
@@ -103,9 +110,11 @@ def scratch_bytes(gemm: Gemm, step_n: int) -> int:
 
 def _legal(gemm: Gemm, config: Config) -> bool:
     unit = gemm.segments * gemm.granule
-    if config.tile_n % unit or config.tile_n % 8 or config.tile_n > 256 or accumulators(config) > MAX_ACCUMULATORS:
+    if config.tile_n % unit or config.tile_n % 8 or config.tile_n > 256 or accumulators(config) > max_accumulators(gemm):
         return False
-    if columns_per_segment(gemm, config) % (max(gemm.granule, 8) * config.cluster_m):  # each peer loads its share of B's rows
+    split = any(len(b.rows) > 1 for product in gemm.products for b in product.b)
+    share = max(gemm.granule, 8) if split else 8  # each block of a cluster loads a part of B's rows, whole runs of a split axis
+    if columns_per_segment(gemm, config) % (share * config.cluster_m):
         return False
     return budget(gemm, config) is not None
 

@@ -1,6 +1,7 @@
 """The fixed epilogue driver: walks a tile's accumulators step by step, calls the phase functions, feeds the sinks.
 
-In: the `Gemm` record, the phase functions, accumulator registers of one warpgroup. Out: memory, through `sinks`. Each warpgroup works for itself,
+In: the `Gemm` record, the phase functions, accumulator registers of one warpgroup. Out: memory, through `sinks`. Each
+warpgroup works for itself,
 on its own stages of shared memory, so ping-pong and cooperative kernels run the same code. Values are made when first asked for and
 remembered for the tile (`Elements`): a row vector is read once per row, a group's statistic is computed once.
 Non-goals: the mainloop; knowing any operator.
@@ -8,15 +9,15 @@ Non-goals: the mainloop; knowing any operator.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import lcm
-from typing import Callable
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..configs import MMA_ROWS, Budget, columns_per_segment, warpgroup_rows
-from ..spec import ColReduce, Config, Extent, Gemm, Iota, Load, Point, RowReduce, Store, Tile
+from ..spec import ColReduce, Config, Extent, Gemm, Iota, Matrix, Point, RowReduce, Store, Tile
 from . import groups, ports, sinks, views
 from .ports import Panel, TileReader
 from .ring import Cursor, Fixed, Ring
@@ -33,9 +34,14 @@ class Plan:
         self.atoms = self.rows // MMA_ROWS
         records = {t.name: t for t in gemm.tensors}
         step_n = budget.step_n
-        self.stores = [(s, Panel(records[s.matrix.tensor], s.matrix, step_n, budget.store_stages)) for s in gemm.sinks if isinstance(s, Store)]
-        self.tiles = [(p, Panel(records[p.matrix.tensor], p.matrix, step_n, budget.tile_stages)) for p in gemm.ports if isinstance(p, Tile)]
-        # Columns are walked in blocks that hold whole groups; inside a block the 64-row atoms come first, so that column reductions are short-lived.
+
+        def panel(matrix: Matrix, stages: int) -> Panel:
+            return Panel(records[matrix.tensor], matrix, step_n, stages)
+
+        self.stores = [(s, panel(s.matrix, budget.store_stages)) for s in gemm.sinks if isinstance(s, Store)]
+        self.tiles = [(p, panel(p.matrix, budget.tile_stages)) for p in gemm.ports if isinstance(p, Tile)]
+        # Columns are walked in blocks that hold whole groups; inside a block the 64-row atoms come first, so that column
+        # reductions are short-lived.
         block = lcm(step_n, *(g.size for phase in gemm.phases for g in phase.groups))
         self.order = [
             (ni, mi)
@@ -66,9 +72,11 @@ class Plan:
 
 
 class Elements:
-    """The scalars of one tile in one thread, made on demand. Indices: 64-row atom `mi`, row half `r`, block of 8 columns `j`, column `c` of the pair."""
+    """The scalars of one tile in one thread, made on demand. Indices: 64-row atom `mi`, row half `r`, block of 8 columns `j`,
+    column `c` of the pair.
+    """
 
-    def __init__(self, epilogue: Epilogue, accumulator, wg_row: Int32, tile_col: Int32, cursor: Cursor | None):
+    def __init__(self, epilogue: Epilogue, accumulator, wg_row: Int32, tile_col: Int32, cursor: Cursor):
         self.epilogue, self.plan, self.cursor = epilogue, epilogue.plan, cursor
         self.accumulator = cute.make_tensor(accumulator.iterator, cute.make_layout(cute.size(accumulator)))
         self.row0 = wg_row * self.plan.rows + epilogue.warp * 16 + epilogue.lane // 4
@@ -139,6 +147,7 @@ class Elements:
         """The tile ports of a step, taken from shared memory in the order in which they were loaded."""
         while (ni, mi) not in self.fetched:
             step = self.pending.pop(0)
+            assert self.epilogue.tile_ring is not None
             self.epilogue.tile_ring.wait(self.cursor)
             self.fetched[step] = [reader.read(self.cursor.stage) for reader in self.epilogue.readers]
             cute.arch.fence_proxy("async.shared", space="cta")
@@ -184,7 +193,9 @@ class Elements:
 class Epilogue(Fixed):
     """One warpgroup's epilogue, made once per kernel."""
 
-    def __init__(self, plan: Plan, tensors, extents, m: Int32, n: Int32, group: Int32, thread: Int32, stores, pointers, tile_ring: Ring | None):
+    def __init__(
+        self, plan: Plan, tensors, extents, m: Int32, n: Int32, group: Int32, thread: Int32, stores, pointers, tile_ring: Ring | None
+    ):
         """`pointers`: where the stages of each store, of each tile port and the scratch of this warpgroup lie."""
         self.plan, self.tensors, self.extents, self.m, self.n, self.tile_ring = plan, tensors, extents, m, n, tile_ring
         self.thread, self.group = thread, group
@@ -197,7 +208,7 @@ class Epilogue(Fixed):
         self.readers = [TileReader(panel, pointer, thread) for (_, panel), pointer in zip(plan.tiles, tile_pointers)]
         self.scratch = scratch
 
-    def tile(self, accumulator, wg_row: Int32, tile_col: Int32, cursor: Cursor | None) -> Cursor | None:
+    def tile(self, accumulator, wg_row: Int32, tile_col: Int32, cursor: Cursor) -> Cursor:
         """The whole epilogue of one tile: rows from `wg_row * rows`, columns from `tile_col * nb`."""
         plan = self.plan
         elements = Elements(self, accumulator, wg_row, tile_col, cursor)
@@ -266,10 +277,10 @@ class Epilogue(Fixed):
                     reducers[id(sink)].meet(ni % 2, ni, self.warp, self.lane)
                 at += 1
             else:
-                for (j, r, c), values in results.items():
-                    inside = elements.row_inside(mi, r), elements.column_inside(j, c)
+                for (j, r, c), result in results.items():
                     place = elements.row(mi, r), elements.col(j, c)
-                    reducers[id(sink)].put(mi, r, *place, values[at], values[at + 1], *inside)
+                    within = elements.row_inside(mi, r), elements.column_inside(j, c)
+                    reducers[id(sink)].put(mi, r, *place, result[at], result[at + 1], *within)
                 at += 2
         groups.settle([value for reducer in reducers.values() for value in reducer.live(mi)], self.m)
         if plan.stores:

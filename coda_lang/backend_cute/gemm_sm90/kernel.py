@@ -1,14 +1,16 @@
 """`GemmSm90`: one `Gemm` record as a Hopper kernel, with its host entry point.
 
-In: the record, a tile configuration, the phase functions. Out: an object that `cute.compile` accepts: called with the device tensors in the order of
+In: the record, a tile configuration, the phase functions. Out: an object that `cute.compile` accepts: called with the device
+tensors in the order of
 `Gemm.tensors`, one Int32 per name in `Gemm.extents`, and the stream. Roles: two warpgroups multiply and run the epilogue, one loads; in
 ping-pong the two work on different tiles and take turns at the tensor cores, in a cooperative kernel they share a tile.
-Non-goals: checking arguments and allocating; empty matrices (the host launches nothing for M = 0 or N = 0, and gives zeros a depth for K = 0).
+Non-goals: checking arguments and allocating; empty matrices (the host launches nothing for M = 0 or N = 0, and gives zeros a
+depth for K = 0).
 """
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute

@@ -14,7 +14,9 @@ from cutlass._mlir.dialects import arith
 
 
 class Cursor:
-    """A position in a ring: the stage, and the parity of the round. `phase` is what a consumer waits for; a producer waits for its opposite."""
+    """A position in a ring: the stage, and the parity of the round. `phase` is what a consumer waits for; a producer waits for
+    its opposite.
+    """
 
     def __init__(self, stages: int, stage: Int32, phase: Int32):
         self.stages, self.stage, self.phase = stages, stage, phase
@@ -75,7 +77,8 @@ class Ring(Fixed):
         for block in blocks:
             arrivals = sum(self.consumer_warps for i, j in blocks if i == block[0] or j == block[1])
             if arrivals != self.empty_arrivals:
-                raise AssertionError(f"ring of {self.stages}: block {block} gets {arrivals} arrivals a stage and waits for {self.empty_arrivals}")
+                counts = f"gets {arrivals} arrivals a stage and waits for {self.empty_arrivals}"
+                raise AssertionError(f"ring of {self.stages}: block {block} {counts}")
         if self.bytes <= 0 or self.bytes >= 1 << 20:  # the transaction counter of a barrier has 20 bits
             raise AssertionError(f"ring of {self.stages}: {self.bytes} bytes a stage")
 

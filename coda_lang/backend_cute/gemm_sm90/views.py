@@ -6,7 +6,6 @@ first where the matrix has several modes there. Nothing is copied; a pinned lane
 
 from __future__ import annotations
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync

@@ -1,0 +1,80 @@
+"""Configurations: what is offered fits the hardware, the default is sensible, workspaces have the shapes the device code writes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("torch")  # the functions of hand-written programs stand beside torch references
+
+import gemm_cases
+
+from coda_lang.backend_cute import configs, spec
+
+LINEAR = gemm_cases.ALL["linear"].gemm
+
+
+@pytest.mark.parametrize("name", gemm_cases.ALL)
+def test_what_is_offered_fits(name):
+    gemm = gemm_cases.ALL[name].gemm
+    offered = configs.offered(gemm)
+    assert offered and len(set(offered)) == len(offered)
+    for config in offered:
+        memory = configs.budget(gemm, config)
+        assert memory is not None and memory.smem_bytes <= 227 * 1024 and memory.ab_stages >= 3
+        nb = configs.columns_per_segment(gemm, config)
+        assert nb * gemm.segments == config.tile_n <= 256 and nb % gemm.granule == 0 and nb % (8 * config.cluster_m) == 0
+        assert configs.accumulators(config) <= configs.max_accumulators(gemm) <= 208 and configs.warpgroup_rows(config) % 64 == 0
+        assert (memory.store_stages >= 2) == any(isinstance(s, spec.Store) for s in gemm.sinks)
+        assert (memory.tile_stages >= 2) == any(isinstance(p, spec.Tile) for p in gemm.ports)
+
+
+def test_both_schedules_and_clusters_are_offered():
+    kinds = {(c.pingpong, c.cluster_m, c.cluster_n) for c in configs.offered(LINEAR)}
+    assert kinds == {(p, m, n) for p in (True, False) for m, n in ((1, 1), (2, 1), (1, 2))}
+
+
+@pytest.mark.parametrize("granule", [8, 16, 24, 64, 72, 80, 96, 128, 256])
+@pytest.mark.parametrize("segments", [1, 2, 3])
+def test_whole_groups_fit_in_a_tile_or_nothing_is_offered(granule, segments):
+    b = tuple(spec.Matrix("w", (0,), (1,)) for _ in range(segments))
+    gemm = dataclasses.replace(LINEAR, products=(spec.Product(LINEAR.products[0].a, b),), granule=granule)
+    offered = configs.offered(gemm)
+    assert bool(offered) == (segments * granule <= 256)
+    assert all(configs.columns_per_segment(gemm, c) % granule == 0 for c in offered)
+
+
+def test_nothing_fits_is_said_by_name():
+    gemm = dataclasses.replace(LINEAR, granule=512)
+    with pytest.raises(ValueError, match="linear_k0.*512 columns"):
+        configs.default(gemm, 128, 512, 128)
+
+
+def test_the_default_at_measured_shapes_is_near_the_fastest():
+    """Within the best few of bench/results/gemm_mainloop.json."""
+    assert configs.default(LINEAR, 4096, 4096, 4096).key in ("128x128_pp_c2x1", "128x208_pp_c2x1", "128x256_coop_c2x1", "256x128_coop_c1x2")
+    assert configs.default(LINEAR, 8192, 8192, 8192).key in ("128x192_pp_c1x1", "128x192_pp_c2x1", "192x128_pp_c1x2")
+
+
+@pytest.mark.parametrize("m,n", [(1, 1), (1, 4096), (64, 4096), (4096, 64), (1000, 1000)])
+def test_small_problems_are_spread_over_the_multiprocessors(m, n):
+    config = configs.default(LINEAR, m, n, 4096)
+    tiles = -(-m // config.tile_m) * -(-n // config.tile_n)
+    smallest = min(c.tile_m * c.tile_n for c in configs.offered(LINEAR))
+    assert tiles >= min(100, -(-m * n // (4 * smallest))) or config.tile_m * config.tile_n <= 2 * smallest
+
+
+def test_the_default_can_be_restricted():
+    assert configs.default(LINEAR, 4096, 4096, 4096, among=("64x128_pp_c1x1",)).key == "64x128_pp_c1x1"
+    with pytest.raises(ValueError):
+        configs.default(LINEAR, 4096, 4096, 4096, among=("none",))
+
+
+@pytest.mark.parametrize("key,rows,cols", [(spec.Config(128, 192, True), 128, 192), (spec.Config(256, 128, False), 128, 128)])
+def test_workspaces_have_one_part_per_tile_or_warpgroup(key, rows, cols):
+    row, col = spec.RowReduce("sum", "w"), spec.ColReduce("lse", "w")
+    assert configs.partial_shape(LINEAR, key, row, 1000, 500) == (-(-500 // cols), 1000)
+    assert configs.partial_shape(LINEAR, key, col, 1000, 500) == (2, -(-1000 // rows), 500)
+    with pytest.raises(TypeError):
+        configs.partial_shape(LINEAR, key, LINEAR.sinks[0], 1, 1)
