@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
@@ -84,3 +89,45 @@ def test_extents_past_32_bits_are_refused():
     program = hw.program("p", ["x f32 a"], ["y f32 a"], [])
     with pytest.raises(CallError, match="C0710"):
         bind(program, [(2**31,)])
+
+
+@st.composite
+def forms(draw):
+    """A signature of one argument, extents, and a legal other form of its shape."""
+    axes = [f"a{i}" for i in range(draw(st.integers(1, 5)))]
+    extents = {a: draw(st.integers(1, 5)) for a in axes}
+    fixed = {a: extents[a] for a in axes if draw(st.booleans())}
+    shape: list[int] = []
+    group: list[str] = []
+    for a in axes:  # merge while at most one axis of the group is free
+        if group and (sum(x not in fixed for x in [*group, a]) > 1 or draw(st.booleans())):
+            shape.append(math.prod(extents[x] for x in group))
+            group = []
+        group.append(a)
+    shape.append(math.prod(extents[x] for x in group))
+    if axes[0] not in fixed and shape[0] == extents[axes[0]] and draw(st.booleans()):
+        shape = [1, *shape] if draw(st.booleans()) else [*shape[:1], 1, *shape[1:]]
+    return hw.program("p", [f"x f32 {' '.join(axes)}"], [f"y f32 {' '.join(axes)}"], [], **fixed), extents, tuple(shape)
+
+
+@given(forms())
+def test_any_legal_form_is_read_as_meant_or_refused_as_ambiguous(form):
+    program, extents, shape = form
+    try:
+        found = bind(program, [shape])
+    except CallError as problem:
+        assert [d.code for d in problem.diagnostics] == ["C0708"]
+        return
+    assert math.prod(found.extents.values()) == math.prod(extents.values())
+    if len(shape) == len(extents) and all(n == dict(program.extents)[a] for a, n in zip(extents, shape) if dict(program.extents)[a]):
+        assert found.declared(program.inputs[0]) == shape  # what is as declared is never read otherwise
+    assert math.prod(found.returned(program.outputs[0])) == math.prod(shape)
+
+
+@given(forms())
+def test_a_second_argument_with_one_dim_per_axis_settles_the_first(form):
+    program, extents, shape = form
+    assume(len(shape) != len(extents) or shape == tuple(extents.values()))  # of the declared rank, it is read as declared
+    both = dataclasses.replace(program, inputs=(*program.inputs, dataclasses.replace(program.inputs[0], name="full")))
+    found = bind(both, [shape, tuple(extents.values())])
+    assert found.extents == extents

@@ -55,7 +55,10 @@ def bind(program: spec.Program, shapes: Sequence[Shape]) -> Binding:
     while pending:
         remaining = []
         for argument, shape in pending:
-            readings = [r for r in _readings(argument, len(shape), fixed) if _extents(r, argument, shape, binding) is not None]
+            meanings = {r: _extents(r, argument, shape, binding) for r in _readings(argument, len(shape), fixed)}
+            readings = [r for r, meaning in meanings.items() if meaning is not None]
+            if all(meanings[r] == meanings[readings[0]] for r in readings):
+                readings = readings[:1]
             if len(readings) == 1:
                 problems.extend(_apply(program, readings[0], argument, shape, binding))
             elif readings:
@@ -63,10 +66,11 @@ def bind(program: spec.Program, shapes: Sequence[Shape]) -> Binding:
             else:
                 problems.append(_explain(program, argument, shape, fixed, binding))
         if len(remaining) == len(pending):  # all ambiguous: one dim per axis is what people mean
-            argument, shape = remaining.pop(0)
-            direct = _Reading(tuple((a,) for a in argument.axes))
-            if len(shape) == len(argument.axes) and _extents(direct, argument, shape, binding) is not None:
-                problems.extend(_apply(program, direct, argument, shape, binding))
+            plain = [(a, shape) for a, shape in remaining if _extents(_direct(a), a, shape, binding) is not None]
+            argument, shape = (plain or remaining)[0]
+            remaining.remove((argument, shape))
+            if plain:
+                problems.extend(_apply(program, _direct(argument), argument, shape, binding))
             else:
                 problems.append(_ambiguous(program, argument, shape))
         pending = remaining
@@ -82,6 +86,11 @@ def bind(program: spec.Program, shapes: Sequence[Shape]) -> Binding:
     if problems:
         raise errors.CallError(problems)
     return binding
+
+
+def _direct(argument: spec.Argument) -> _Reading:
+    """One dim per axis."""
+    return _Reading(tuple((a,) for a in argument.axes))
 
 
 def _readings(argument: spec.Argument, dims: int, fixed: Mapping[str, int]) -> Iterator[_Reading]:
@@ -107,6 +116,8 @@ def _partitions(axes: tuple[str, ...], parts: int, fixed: Mapping[str, int]) -> 
 
 def _extents(reading: _Reading, argument: spec.Argument, shape: Shape, binding: Binding) -> dict[str, int] | None:
     """The extents that a reading gives to the axes not known yet; None where it contradicts the shape or what is known."""
+    if len(shape) != reading.leading + len(reading.groups):
+        return None
     found: dict[str, int] = {}
     pairs = list(zip(reading.groups, shape[reading.leading :], strict=True))
     if reading.leading:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ..diagnostics.model import InternalError
 from . import configs, layout, spec
 from .binding import Binding
 from .torch_fns import DTYPES
@@ -94,13 +95,16 @@ class _Planner:
         self.returns: dict[str, int] = {}
         self.after: list[Step] = []
         self.launches: list[tuple[int, spec.Kernel, spec.Config | None, Sequence[int]]] = []
-        self.declared = {a.name: a for a in program.inputs + program.outputs}
+        self.declared = {a.name: a for a in program.inputs + program.outputs + program.temps}
+        self.temps = {a.name for a in program.temps}
         for argument, value in zip(program.inputs, arguments, strict=True):
             self.home[argument.name] = self._argument(argument, value)
         self.fixed = len(self.meta)
         for argument, value in zip(program.inputs, arguments, strict=True):
             if not isinstance(value, torch.Tensor):
                 self.home[argument.name] = self._scalar(self.home[argument.name], DTYPES[argument.dtype])
+        for output, given in program.same:
+            self.returns[output] = self._same(output, self.home[given])
         for kernel in program.kernels:
             self._finish(kernel) if isinstance(kernel, spec.Finish) else self._gemm(kernel)
         self._launch_all()
@@ -155,10 +159,33 @@ class _Planner:
         self.plan.steps.append(step)
         return slot
 
+    def _copy(self, target: int, source: int) -> None:
+        self.plan.steps.append(lambda slots: slots[target].copy_(slots[source]))
+
     def _fill(self, slot: int, value: float) -> None:
         self.plan.steps.append(lambda slots: slots[slot].fill_(value))
 
     # program tensors as kernels see them
+
+    def _same(self, output: str, source: int) -> int:
+        """An output that is an input as it is: the caller gets the tensor itself, or a view where the leading dims differ."""
+        shape = self.binding.returned(self.declared[output])
+        if tuple(self.meta[source].shape) == shape:
+            return source
+        slot = self._slot(shape, layout.contiguous(shape), self.meta[source].dtype)
+
+        def step(slots: Slots) -> None:
+            slots[slot] = slots[source].reshape(shape)
+
+        self.plan.steps.append(step)
+        return slot
+
+    def _temporary(self, name: str) -> int:
+        """A tensor between kernels, with strides for which the modes of every kernel that uses it are views."""
+        argument = self.declared[name]
+        records = [t for k in self.program.kernels for t in k.tensors if t.name == name]
+        strides = layout.shared(argument.dtype, self.binding.declared(argument), [r.modes for r in records])
+        return self._new(self.binding.declared(argument), strides, DTYPES[argument.dtype])
 
     def _unmerged(self, record: spec.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The extents of all axes in the order of the modes, and where each stands among the declared dims."""
@@ -186,7 +213,7 @@ class _Planner:
             self.operands[key] = self._usable(source, record, packed)
         return self.operands[key]
 
-    def _usable(self, source: int, record: spec.Tensor, packed: bool) -> int:
+    def _usable(self, source: int, record: spec.Tensor, packed: bool, written: bool = False) -> int:
         if not record.modes:
             if self.address[source] % layout.ALIGNMENT == 0:
                 return self._view(source, (1,), (1,))
@@ -199,7 +226,9 @@ class _Planner:
                 verdict = layout.judge(record, packed, tuple(view.shape), view.stride(), self.address[source])
         if not verdict.reason:
             return self._view(source, mode_shape(record, self.extents), verdict.strides)
-        self.plan.copies.append(f"input {record.name!r} is copied: {verdict.reason}")
+        if written:
+            raise InternalError(f"{record.name} cannot be written where other kernels read it: {verdict.reason}")
+        self.plan.copies.append(f"{'input' if record.role == 'in' else 'intermediate'} {record.name!r} is copied: {verdict.reason}")
         shape = mode_shape(record, self.extents)
         slot = self._new(shape or (1,), layout.pitched(record, packed, shape) or (1,), DTYPES[record.dtype])
         declared = self.binding.declared(self.declared[record.name])
@@ -222,6 +251,9 @@ class _Planner:
     def _result(self, kernel: spec.Kernel, record: spec.Tensor, packed: bool) -> int:
         """A fresh output, as the kernel writes it; a temporary that is copied afterwards where the result's strides are of no use."""
         argument, dtype, shape = self.declared[record.name], DTYPES[record.dtype], mode_shape(record, self.extents)
+        if record.name in self.temps:
+            self.home[record.name] = self._temporary(record.name)
+            return self._usable(self.home[record.name], record, packed, written=not isinstance(kernel, spec.Finish))
         result = self._contiguous(self.binding.returned(argument), dtype)
         self.returns[record.name] = self.home[record.name] = result
         if not shape:
@@ -250,14 +282,8 @@ class _Planner:
 
     def _gemm(self, kernel: spec.Gemm) -> None:
         records = {t.name: t for t in kernel.tensors}
-
-        def extent(matrix: spec.Matrix, modes: tuple[int, ...]) -> int:
-            shape = mode_shape(records[matrix.tensor], self.extents)
-            return math.prod(shape[i] for i in modes)
-
-        first = kernel.products[0]
-        m, n = extent(first.a, first.a.rows), extent(first.b[0], first.b[0].rows)
-        depths = [extent(p.a, p.a.cols) for p in kernel.products]
+        m, n = product(kernel.rows, self.extents), product(kernel.cols, self.extents)
+        depths = [math.prod(mode_shape(records[p.a.tensor], self.extents)[i] for i in p.a.cols) for p in kernel.products]
         empty = m == 0 or n == 0
         config = self.objects.config(kernel, max(m, 1), max(n, 1), max(sum(depths), 1), self.plan.device)
         slots: dict[str, int] = {}
@@ -318,12 +344,16 @@ class _Planner:
     def _finish(self, kernel: spec.Finish) -> None:
         length = product(kernel.length, self.extents)
         slots: dict[str, int] = {}
+        scattered: list[tuple[int, int]] = []
         for record in kernel.tensors:
             if record.name in kernel.outputs:
                 if record.role == "work":
                     slots[record.name] = self.work[record.name] = self._contiguous((length,), DTYPES[record.dtype])
-                else:
-                    slots[record.name] = self._target(kernel, record)
+                    continue
+                target = slots[record.name] = self._target(kernel, record)
+                if not self.meta[target].is_contiguous():  # between kernels, with pitches that others want
+                    slots[record.name] = self._contiguous(self.meta[target].shape, DTYPES[record.dtype])
+                    scattered.append((target, slots[record.name]))
         if length == 0:
             self.plan.notes.append(f"{kernel.name} is not launched: it has no positions")
             return
@@ -333,6 +363,8 @@ class _Planner:
             if record.name not in slots:
                 slots[record.name] = self._operand(kernel, record)
         self._launch(kernel, [slots[t.name] for t in kernel.tensors], None)
+        for target, fresh in scattered:
+            self._copy(target, fresh)
 
     def _parts(self, partial: spec.Partial, length: int) -> int:
         """A work tensor as [parts, length]; one part of the identity where a reduction was over nothing."""

@@ -8,6 +8,7 @@ replaced by a legal one. Pure arithmetic: needs no torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import spec
@@ -65,6 +66,18 @@ def contiguous(shape: Shape) -> Shape:
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * max(size, 1))
     return tuple(reversed(strides[: len(shape)]))
+
+
+def shared(dtype: str, shape: Shape, uses: Sequence[tuple[tuple[str, ...], ...]]) -> Shape:
+    """Strides of a fresh tensor that several kernels see through modes of their own: pitches are padded where all have a boundary."""
+    unit = max(ALIGNMENT // BYTES[dtype], 1)
+    boundaries = [{sum(map(len, modes[: i + 1])) for i in range(len(modes))} for modes in uses]
+    everywhere = set.intersection(*boundaries)
+    strides: list[int] = []
+    for i in reversed(range(len(shape))):
+        step = strides[-1] * max(shape[i + 1], 1) if strides else 1
+        strides.append(-(-step // unit) * unit if strides and i + 1 in everywhere else step)
+    return tuple(reversed(strides))
 
 
 def pitched(record: spec.Tensor, packed: bool, shape: Shape) -> Shape:

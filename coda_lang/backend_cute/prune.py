@@ -29,7 +29,9 @@ def prune(program: spec.Program, functions: Functions, wanted: Sequence[str]) ->
             kernels.insert(0, smaller)
             needed |= {t.name for t in smaller.tensors}
     outputs = tuple(o for o in program.outputs if o.name in wanted)
-    return replace(program, outputs=outputs, kernels=tuple(kernels)), made
+    temps = tuple(t for t in program.temps if t.name in needed)
+    same = tuple(pair for pair in program.same if pair[0] in wanted)
+    return replace(program, outputs=outputs, kernels=tuple(kernels), temps=temps, same=same), made
 
 
 def _finish(kernel: spec.Finish, needed: set[str], functions: dict[str, Callable[..., tuple]]) -> spec.Finish | None:

@@ -40,7 +40,9 @@ def run(
     extents = bind(program, inputs)
     tensors: Tensors = dict(inputs)
     axes = {a.name: a.axes for a in program.inputs + program.outputs + program.temps}
-    tensors.update({output: inputs[given] for output, given in program.same})
+    for output, given in program.same:
+        exact = not f.rounds and inputs[given].is_floating_point()
+        tensors[output] = inputs[given].to(f.dtype) if exact else inputs[given]
     for kernel in program.kernels:
         chosen = config.get(kernel.name) if isinstance(config, Mapping) else config
         launch(kernel, functions, tensors, extents, axes, f, chosen)
