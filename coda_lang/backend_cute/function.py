@@ -80,6 +80,18 @@ class Function:
     One output gives a tensor, several a named tuple. `outputs=` (a name or several) drops the others and their stores. Shapes: as
     declared; adjacent axes may be merged if at most one is free, and a leading free axis may be several dims, which outputs return.
     Raises `CallError` (a CodaError, C07xx) before anything is launched.
+
+    What an emitted module gives for the derivative (`functions` holds the scalar functions of all three programs):
+    `saving`    the program with its outputs in the same order and, after them, the `residuals`; None where the backward reads no
+                residual, so that the program itself serves. Its kernels give the same bits in the outputs.
+    `backward`  a program like any other. Its inputs, in any order, are by name inputs of the program, outputs of the program as
+                stored, residuals and cotangents (of their output's dtype and axes); its axes are the program's, by the same
+                names, or tied to one by `equal`, so it may use an axis that none of its inputs has. Its outputs are gradients.
+                An output in `same` is an input as it is. None: the program has no derivative, and asking for one is refused (C0501).
+    `residuals` names of the outputs that `saving` adds.
+    `cotangents` (output, input of `backward`) for each float output; one that no gradient reads may be missing.
+    `gradients`  (input, output of `backward`) for each input that has a gradient, of the input's dtype and axes; the last rounding is
+                the store's, or a cast in the returned expression, so that a gradient can also be had in f32.
     """
 
     def __init__(
@@ -88,9 +100,16 @@ class Function:
         functions: Mapping[str, Callable[..., tuple]],
         reference: Callable[..., Any] | None,
         *,
+        saving: spec.Program | None = None,
+        backward: spec.Program | None = None,
+        residuals: Sequence[str] = (),
+        cotangents: Sequence[tuple[str, str]] = (),
+        gradients: Sequence[tuple[str, str]] = (),
         objects: Any = None,
     ) -> None:
         self.program, self.functions, self._reference = program, dict(functions), reference
+        self.saving, self.backward = saving, backward
+        self.residuals, self.cotangents, self.gradients = tuple(residuals), tuple(cotangents), tuple(gradients)
         self.objects = objects or Compiled(program, self.functions)
         self.last_path: str | None = None
         self.__name__ = self.__qualname__ = program.name
