@@ -30,7 +30,7 @@ def programs(text: str) -> tuple[Program, ...]:
 
 
 def tidy(program: Program) -> Program:
-    return live(side_by_side(live(common(fold(common(program))))))
+    return live(side_by_side(live(common(fold(common(program)))))[0])
 
 
 def joint(program: Program) -> tuple[Program, frozenset[str]]:
