@@ -82,6 +82,11 @@ ONE: dict[str, list[tuple[str, str]]] = {
         ("y = «ragged»[m](x)", "`ragged` is reserved: it is not in version 1 of the language"),
     ],
     "C0109": [
+        ("!«progam» f(x: bf16[m]) -> (y: bf16[m])\ny = x\nz = y", "the language has no `progam`"),
+        ("!«foward» program f(x: bf16[m]) -> (y: bf16[m])\ny = x", "the language has no `foward`"),
+        ("!«Def» f(x) = x", "the language has no `Def`"),
+        ("«requires» d % 8 == 0", "the language has no `requires`"),
+        ("«nominl» m = 3", "the language has no `nominl`"),
         ("y = x @ w\n«if» x > 0:\n", "the language has no `if`"),
         ("«return» y", "the language has no `return`"),
         ("y = x «if» x else w", "the language has no `if`"),

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from lark.lexer import Token
 
 from ..diagnostics.model import Diagnostic, Label
+from ..diagnostics.suggest import did_you_mean
 from ..source import Span
 from . import problems
 from .lexer import STARTS, span_of
-from .words import FOREIGN, KEYWORDS
+from .words import FOREIGN, KEYWORDS, STATEMENTS
 
 OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "PERCENT", "AT", "POWER", "COMPARE", "AND", "OR"})
 VALUE_ENDS = frozenset({"NAME", "NUMBER", "INF", "RPAR", "RSQB"})
@@ -113,6 +114,13 @@ def explain(file: str, tokens: list[Token], token: Token, expected: set[str]) ->
 def _block_statement(p: Place) -> Diagnostic | None:
     if p.tokens[0].type == "DEF" and p.line == p.at > 0 and p.kind in STARTS:
         return problems.def_shape(p.span, f"`{p.token}` cannot stand in a def", "a def's block holds assignments and, last, its result")
+    return None
+
+
+def _misspelt(p: Place) -> Diagnostic | None:
+    if p.at == p.line + 1 and p.first == "NAME" and p.kind in ("NAME", "PROGRAM"):
+        near = did_you_mean(str(p.before), STATEMENTS)
+        return problems.foreign(p.of(p.tokens[p.line]), str(p.before), near) if near else None
     return None
 
 
@@ -336,6 +344,7 @@ def expectation(expected: frozenset[str]) -> str:
 
 RULES: tuple[Callable[[Place], Diagnostic | None], ...] = (
     _block_statement,
+    _misspelt,
     _keyword_as_name,
     _axes,
     _equals,

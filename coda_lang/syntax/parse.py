@@ -20,12 +20,13 @@ from lark.lexer import Lexer as LarkLexer
 from lark.lexer import Token
 
 from ..diagnostics.model import CodaError, Diagnostic
+from ..diagnostics.suggest import suggest
 from ..source import Source, Span
 from . import ast, problems
 from .explain import explain
 from .lexer import MAX_ERRORS, Item, Lexer, in_order, span_of
 from .tree import Builder, Line, Refused
-from .words import FOREIGN, PYTHON
+from .words import FOREIGN, PYTHON, STATEMENTS
 
 _LOCK = threading.Lock()
 
@@ -93,7 +94,7 @@ def _assemble(source: Source, nodes: list[tuple[Item, Any]], errors: list[Diagno
     body: list[Any] | None = None  # of the program whose statements are being read
     lost = False  # whether statements belong to a signature that could not be read
     for item, node in nodes:
-        kind = next((t.type for t in item.tokens if t.type != "JUNK"), "JUNK")
+        kind = _kind(item, node)
         if kind in ("PROGRAM", "FORWARD"):
             body, lost = [], node is None
             if node is not None:
@@ -116,6 +117,14 @@ def _assemble(source: Source, nodes: list[tuple[Item, Any]], errors: list[Diagno
         errors.append(problems.empty(Span(source.file, 1, 1, 1, 1)))
     out = tuple(_finish(*f) for f in found)
     return ast.Module(out, span=out[0].span.to(out[-1].span) if out else Span(source.file, 1, 1, 1, 1))
+
+
+def _kind(item: Item, node: Any) -> str:
+    """What an item is by its first word, also where that is misspelt."""
+    first = next((t for t in item.tokens if t.type != "JUNK"), item.tokens[0])
+    if node is None and first.type == "NAME" and len(item.tokens) > 2 and item.tokens[1].type in ("NAME", "PROGRAM"):
+        return next((word.upper() for word in suggest(first, STATEMENTS)), first.type)
+    return first.type
 
 
 def _finish(node: Any, doc: str, body: list[Any] | None) -> Any:
