@@ -126,13 +126,21 @@ def check(text_or_path: str | os.PathLike[str] | Source, options: Options = Opti
 
 
 def programs(text_or_path: str | os.PathLike[str] | Source, options: Options = Options()) -> tuple[Program, ...]:
-    """The source's programs as tensor IR, names and types resolved; a generic program once a choice of its types."""
+    """The source's programs as tensor IR, names and types resolved; a generic program once a choice of its types.
+
+    Raises CodaError; C0128 for a source that holds no program, which would compile to nothing.
+    """
     from .ir.build import build as build_ir
     from .syntax.parse import parse
+    from .syntax.problems import empty
 
     source = read(text_or_path)
     with _bug_net("the front end", lambda: source.text):
-        return build_ir(parse(source), (source,), params=options.params, types=options.types)
+        module = parse(source)
+        found = build_ir(module, (source,), params=options.params, types=options.types)
+    if not found:
+        raise CodaError([empty(module.span)], (source,))
+    return found
 
 
 def plan(text_or_path: str | os.PathLike[str] | Source, options: Options = Options()) -> tuple[Plan, ...]:

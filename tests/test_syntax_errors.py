@@ -194,8 +194,8 @@ ONE: dict[str, list[tuple[str, str]]] = {
         ("!def f(x) = x\n«y = 3»", "a statement outside every program"),
     ],
     "C0128": [
-        ("!«»# nothing\n", "the file has no program"),
-        ("!«»\n", "the file has no program"),
+        ("!«»# nothing\n", "there is no program here"),
+        ("!«»\n", "there is no program here"),
     ],
     "C0129": [
         ("y = f(x)«(»z)", "only a name can be called"),

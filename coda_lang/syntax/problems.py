@@ -161,8 +161,9 @@ def homeless(span: Span) -> Diagnostic:
 
 
 def empty(span: Span) -> Diagnostic:
-    mend = "a file starts with a signature: `program scale(x: bf16[m, d]) -> (y: bf16[m, d])`"
-    return Diagnostic("C0128", "the file has no program", span, help=mend)
+    """A source without a program: blank, or made of defs alone."""
+    mend = "a program starts with its signature: `program linear(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])`"
+    return Diagnostic("C0128", "there is no program here", span, help=mend)
 
 
 def setting(span: Span, message: str, mend: str) -> Diagnostic:

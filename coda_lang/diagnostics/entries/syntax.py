@@ -255,9 +255,9 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         "C0128",
-        "an empty source",
-        "There is nothing in the source but blank lines and comments.",
-        "# a program will stand here",
+        "a source without a program",
+        "There is nothing to compile: the source is blank, or holds only defs, params and types.",
+        "def twice(x) = 2.0 * x",
         _LINEAR + "y = x @ w",
         "Write a program.",
     ),
