@@ -1,19 +1,18 @@
 """Takes unwanted outputs out of a program: their stores, what only they needed, and kernels that write nothing any more.
 
-In: a `spec.Program`, its scalar functions, the wanted outputs. Out: the smaller program and functions that return fewer values. A pruned
-function contains the text of the one it calls, so whatever reads a function's source (the compiler, the cache) sees all of it.
-Needs neither torch nor cutlass. Non-goal: dead code inside a scalar function, which the device compiler removes.
+In: a `spec.Program`, its scalar functions, the wanted outputs. Out: the smaller program and functions that return fewer values; kernels no
+longer load what only dropped values needed. A pruned function holds the text that it needs, so whatever reads a function's source (the
+compiler, the cache) sees all of it. Needs neither torch nor cutlass.
 """
 
 from __future__ import annotations
 
 import inspect
-import linecache
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from . import spec
+from . import slices, spec
 
 Functions = Mapping[str, Callable[..., tuple]]
 
@@ -28,6 +27,7 @@ def prune(program: spec.Program, functions: Functions, wanted: Sequence[str]) ->
         if smaller is not None:
             kernels.insert(0, smaller)
             needed |= {t.name for t in smaller.tensors}
+    kernels = [_unloaded(kernel, made) for kernel in kernels]
     outputs = tuple(o for o in program.outputs if o.name in wanted)
     temps = tuple(t for t in program.temps if t.name in needed)
     same = tuple(pair for pair in program.same if pair[0] in wanted)
@@ -75,6 +75,49 @@ def _gemm(kernel: spec.Gemm, needed: set[str], functions: dict[str, Callable[...
     )
 
 
+def _unloaded(kernel: spec.Kernel, functions: dict[str, Callable[..., tuple]]) -> spec.Kernel:
+    """The kernel without ports that none of its functions needs; as it is where a function cannot be read."""
+    names = [kernel.fn] if isinstance(kernel, spec.Finish) else [p.fn for p in kernel.phases]
+    texts = [slices.straight(functions[name]) for name in names]
+    first = len(kernel.partials) if isinstance(kernel, spec.Finish) else kernel.segments if kernel.products else 0
+    needs: set[int] = set()
+    for text in texts:
+        if text is None:
+            return kernel
+        read = slices.needed(text, range(len(text.results)))
+        needs |= {i for i, name in enumerate(text.arguments) if name in read}
+    keep, drop, position = [], set(), first
+    for port in kernel.ports:
+        width = port.matrix.pack if isinstance(port, spec.Tile) else 1
+        places = range(position, position + width)
+        position += width
+        if needs.isdisjoint(places):
+            drop |= set(places)
+        else:
+            keep.append(port)
+    if not drop:
+        return kernel
+    renamed = {}
+    for name, text in zip(names, texts):
+        assert text is not None
+        renamed[name] = f"{name}_ports{'_'.join(str(i - first) for i in range(first, position) if i not in drop)}"
+        dropped = [text.arguments[i] for i in drop]
+        functions[renamed[name]] = slices.cut(functions[name], range(len(text.results)), name=renamed[name], drop=dropped)  # type: ignore
+    if isinstance(kernel, spec.Finish):
+        smaller: spec.Kernel = replace(kernel, fn=renamed[kernel.fn], ports=tuple(keep))
+    else:
+        smaller = replace(kernel, phases=tuple(replace(p, fn=renamed[p.fn]) for p in kernel.phases), ports=tuple(keep))
+    return replace(smaller, tensors=tuple(t for t in kernel.tensors if t.name in used(smaller)))
+
+
+def used(kernel: spec.Kernel) -> set[str]:
+    """The tensors that a kernel's products, partials, ports, sinks and outputs name."""
+    ports = {p.matrix.tensor if isinstance(p, spec.Tile) else p.tensor for p in kernel.ports if isinstance(p, (spec.Tile, spec.Load))}
+    if isinstance(kernel, spec.Finish):
+        return ports | {p.work for p in kernel.partials} | set(kernel.outputs)
+    return ports | {m.tensor for p in kernel.products for m in (p.a, *p.b)} | {target(s) for s in kernel.sinks}
+
+
 def target(sink: spec.Sink) -> str:
     """The tensor that a sink writes."""
     return sink.matrix.tensor if isinstance(sink, spec.Store) else sink.tensor if isinstance(sink, spec.Point) else sink.work
@@ -88,6 +131,11 @@ def _select(functions: dict[str, Callable[..., tuple]], name: str, keep: Sequenc
     """A function like `name` that returns only the values at `keep`; gives its name."""
     original = functions[name]
     selected = f"{name}_{_suffix(keep)}"
+    functions[selected] = slices.cut(original, keep, name=selected) or _wrapped(original, keep, selected)
+    return selected
+
+
+def _wrapped(original: Callable[..., tuple], keep: Sequence[int], selected: str) -> Callable[..., tuple]:
     arguments = ", ".join(inspect.signature(original).parameters)
     values = "".join(f"values[{i}], " for i in keep)
     text = (
@@ -96,9 +144,4 @@ def _select(functions: dict[str, Callable[..., tuple]], name: str, keep: Sequenc
         f"    values = {original.__name__}({arguments})\n"
         f"    return ({values.rstrip()})\n"
     )
-    file = f"<{selected} of {inspect.getsourcefile(original)}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    scope = dict(original.__globals__)
-    exec(compile(text, file, "exec"), scope)
-    functions[selected] = scope[selected]
-    return selected
+    return slices.define(text, selected, original)
