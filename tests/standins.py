@@ -72,13 +72,7 @@ def fits(t, shape, strides, divisor):
 
 
 def size_of(gemm, extents):
-    records = {t.name: t for t in gemm.tensors}
-
-    def size(matrix, modes):
-        return math.prod(twin.mode_shape(records[matrix.tensor], extents)[i] for i in modes)
-
-    p = gemm.products[0]
-    return size(p.a, p.a.rows), size(p.b[0], p.b[0].rows)
+    return twin.product(gemm.rows, extents), twin.product(gemm.cols, extents)
 
 
 def poisoning(shape, strides, dtype, device):

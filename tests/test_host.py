@@ -47,9 +47,9 @@ def test_aligned_tensors_are_not_copied():
 def test_ragged_tensors_are_copied_and_said_to_be():
     copies = run(hw.LINEAR, *hw.inputs(hw.LINEAR.program, {"m": 5, "d": 7, "n": 9}))[1].copies
     assert copies == [
-        "output 'y' is written to a temporary and copied: axis 'm' has a stride of 18 bytes, not a multiple of 16 above 0",
-        "input 'x' is copied: axis 'm' has a stride of 14 bytes, not a multiple of 16 above 0",
-        "input 'w' is copied: axis 'n' has a stride of 14 bytes, not a multiple of 16 above 0",
+        "output 'y' is written to a temporary and copied: the stride of axis 'm' is 18 bytes, not a multiple of 16 above 0",
+        "input 'x' is copied: the stride of axis 'm' is 14 bytes, not a multiple of 16 above 0",
+        "input 'w' is copied: the stride of axis 'n' is 14 bytes, not a multiple of 16 above 0",
     ]
 
 

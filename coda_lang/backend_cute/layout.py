@@ -52,11 +52,11 @@ def judge(record: spec.Tensor, packed: bool, shape: Shape, strides: Shape, addre
         if shape[i] == 1:
             chosen[i] = exact or pitched(record, packed, shape)[i]
         elif exact is not None and strides[i] != exact:
-            return Verdict(reason=f"{_mode(record, i)} has stride {strides[i]}, not {exact}")
+            return Verdict(reason=f"the stride of {_mode(record, i)} is {strides[i]}, not {exact}")
         elif exact is None and (strides[i] == 0 or strides[i] * width % ALIGNMENT):
-            return Verdict(reason=f"{_mode(record, i)} has a stride of {strides[i] * width} bytes, not a multiple of {ALIGNMENT} above 0")
+            return Verdict(reason=f"the stride of {_mode(record, i)} is {strides[i] * width} bytes, not a multiple of {ALIGNMENT} above 0")
         elif strides[i] * width >= MAX_PITCH:
-            return Verdict(reason=f"{_mode(record, i)} has a stride of {strides[i] * width} bytes, more than a tile load can step")
+            return Verdict(reason=f"the stride of {_mode(record, i)} is {strides[i] * width} bytes, more than a tile load can step")
     return Verdict(tuple(chosen))
 
 

@@ -29,8 +29,10 @@ class Built:
 
     def config(self, gemm: spec.Gemm, m: int, n: int, k: int, device: Any) -> spec.Config:
         """The best configuration for the shape among those built. Raises CallError where there is none."""
+        built = self.build.configs(gemm)
+        keys = tuple(key for key in built if key in self.among) or built or ("none",)
         try:
-            return configs.default(gemm, m, n, k, host.multiprocessors(device), self.among or self.build.configs(gemm) or ("none",))
+            return configs.default(gemm, m, n, k, host.multiprocessors(device), keys)
         except ValueError:
             raise errors.refuse(
                 errors.BUILD,
