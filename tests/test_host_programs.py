@@ -65,33 +65,3 @@ def test_program_by_the_host(name, emitted, monkeypatch):
             room.check(fn.program.name, *tensors)
             checked += 1
     assert checked >= 3
-
-
-SEVERAL = {
-    "mlp_block": """
-program mlp_block(a: bf16[m, h], x0: bf16[m, d], wo: bf16[d, h], g: bf16[d],
-                  wg: bf16[f, d], wu: bf16[f, d], wd: bf16[d, f]) -> (x2: bf16[m, d])
-param eps = 1e-5
-x1: bf16 = a @ wo + x0
-n = rmsnorm[d](x1, g, eps)
-x2 = (silu(n @ wg) * (n @ wu)) @ wd + x1
-""",
-    "norm": "program norm(x: bf16[m, d], g: bf16[d]) -> (y: bf16[m, d])\ny = rmsnorm[d](x, g, 1e-5)\n",
-    "heads": """
-program heads(x: bf16[m, d], w: bf16[head, hd=32, d], wo: bf16[e, head, hd]) -> (y: bf16[m, e])
-h: bf16 = silu(x @ w)
-y = h @ wo
-""",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SEVERAL)
-def test_program_of_several_kernels_by_the_host(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(host, "allocate", rows.poisoning)
-    path = tmp_path / "kernel.py"
-    path.write_text(driver.emit(SEVERAL[name]))
-    (fn,) = load.functions_of(load.import_file(path))
-    assert len(fn.program.kernels) > 1 and fn.program.temps
-    room = rows.Room(torch.device("cpu"), {name: fn}, stand_in)
-    for extents in shapes(fn.program):
-        room.check(name, *inputs(fn.program, extents, 0, "cpu"))
