@@ -58,11 +58,26 @@ class Stages:
 
 def cut(program: Program, late: frozenset[str] = frozenset(), stored: frozenset[str] = frozenset()) -> Stages:
     """The stages. `late`: inputs that arrive only after all of the forward (cotangents). `stored`: values to be kept in any case."""
+    program = _permuted(program)
     after = _after(program, late)
     program = replace(program, eqns=tuple(sorted(program.eqns, key=lambda e: e.out.name in after)))
     found = groups(program, after)
     program = reordered(program, found)
     return _Cut(program, found, late, after, stored).stages()
+
+
+def _permuted(program: Program) -> Program:
+    """Outputs that are an input in another storage order are values of their own: a kernel rearranges them."""
+    stored = {t.name: t.axes for t in program.inputs}
+    taken = set(stored) | {e.out.name for e in program.eqns} | {o.tensor.name for o in program.outputs}
+    eqns, outputs = list(program.eqns), []
+    for o in program.outputs:
+        if o.value.name in stored and stored[o.value.name] != o.tensor.axes:
+            name = next(n for n in (f"{o.value.name}_as_{o.tensor.name}{'_' * i}" for i in range(99)) if n not in taken)
+            eqns.append(Eqn(Var(name, o.value.ty), ops.STOP.name, (o.value,)))
+            o = replace(o, value=eqns[-1].out)
+        outputs.append(o)
+    return replace(program, eqns=tuple(eqns), outputs=tuple(outputs))
 
 
 def _after(program: Program, late: frozenset[str]) -> frozenset[str]:
@@ -102,16 +117,18 @@ class _Cut:
         if not tiles:
             return self._from_stored(e, homes, since)
         stage = self.stages_by_number[tiles[0]]
-        if since >= stage.number or not self._fits(e, stage):
-            stage = self._map_stage(e, since)
-        return self._leaving(e, stage)
+        if since < stage.number and self._fits(e, stage):
+            return self._leaving(e, stage)
+        return self._from_stored(e, [], max(since, stage.number))
 
     def _from_stored(self, e: Eqn, homes: list[Home], since: int) -> Home:
         """A value made of stored and finished values only."""
         if self._finishes(e):
             return self._leaving(e, self._map_stage(e, since))
         finished = [h for h in homes if h.finished]
-        if finished and since == max(h.since for h in finished):  # it runs in the finisher
+        known = [a.ty.axes for a in e.args if isinstance(a, Var) and self.home[a.name].finished]
+        along = any(set(e.out.ty.axes) <= set(axes) for axes in known)
+        if finished and along and since == max(h.since for h in finished):  # it runs in the finisher
             return Home(max(h.stage for h in finished if h.stage is not None), since, True)
         return Home(None, since)
 
@@ -241,11 +258,11 @@ class _Cut:
         return v.ty.dtype.kind == "bool" or (mapped and ops.TABLE[self.defs[v.name].op].kind != "reduce")
 
     def _rebuilt(self, v: Var) -> bool:
-        """Can v be computed anywhere from stored tensors, without a product or a reduction that leaves its tile?"""
+        """Can v be computed from stored tensors in any tile of its axes, without a product or a reduction that leaves the tile?"""
         if v.name in self.inputs or v.name in self.kept:
             return True
         e = self.defs[v.name]
-        if v.name in self.group_of or self.home[v.name].finished or ops.TABLE[e.op].kind in ("reduce", "contract"):
+        if v.name in self.group_of or self.home[v.name].finished or ops.TABLE[e.op].kind == "contract":
             return False
         return all(self._rebuilt(a) for a in e.args if isinstance(a, Var))
 
@@ -253,23 +270,26 @@ class _Cut:
         return sum(prod(self.size[a] for a in v.ty.axes) * v.ty.dtype.bits // 8 for v in values)
 
     def _cheaper(self, source: int, values: list[Var]) -> list[str]:
-        sources: dict[str, Var] = {}
-        for v in values:
-            if self.home[v.name].finished or not self._leaves(v, source, sources):
-                return [v.name for v in values]
-        return [v.name for v in (sources.values() if self._bytes(sources.values()) <= self._bytes(values) else values)]
+        finished = [v for v in values if self.home[v.name].finished]
+        tiles = [v for v in values if v not in finished]
+        leaves: dict[str, Var] = {}
+        for v in tiles:
+            self._leaves(v, source, leaves)
+        chosen = leaves.values() if self._bytes(leaves.values()) <= self._bytes(tiles) else tiles
+        return [v.name for v in (*finished, *chosen)]
 
-    def _leaves(self, v: Var, source: int, out: dict[str, Var]) -> bool:
-        """The accumulators of stage `source` that v is an element-wise function of; False where something else comes in."""
+    def _leaves(self, v: Var, source: int, out: dict[str, Var]) -> None:
+        """Collects what v is an element-wise function of: accumulators of stage `source`, and values of other stages."""
         if v.name in self.inputs or v.name in self.kept:
-            return True
-        home, e = self.home[v.name], self.defs[v.name]
-        if v.name in self.group_of:
+            return
+        home = self.home[v.name]
+        elsewhere = home.finished or home.stage not in (None, source)
+        if v.name in self.group_of or (elsewhere and v.ty.dtype.kind != "bool"):
             out[v.name] = v
-            return home.stage == source
-        if home.finished or home.stage not in (None, source) or ops.TABLE[e.op].kind in ("reduce", "contract"):
-            return False
-        return all(self._leaves(a, source, out) for a in e.args if isinstance(a, Var))
+            return
+        for a in self.defs[v.name].args:
+            if isinstance(a, Var):
+                self._leaves(a, source, out)
 
     # --- programs ------------------------------------------------------------------------------------------------------
 
@@ -299,7 +319,7 @@ class _Cut:
             results[o.value.name].append(o)
         outputs = [o for v in stored for o in results.get(v.name) or [Output(self._tensor(v), v)]]
         used = {a for t in [*tensors.values(), *(o.tensor for o in outputs)] for a in t.axes}
-        used |= {a for e in wanted.values() for a in (*e.out.ty.axes, *_named(e))}
+        used |= {a for e in wanted.values() for a in (*e.out.ty.axes, *named(e))}
         return replace(
             self.program,
             axes=tuple(a for a in self.program.axes if a.name in used),
@@ -342,7 +362,7 @@ def _with(e: Eqn, held: dict[str, Var]) -> Eqn:
     return replace(e, args=tuple(held.get(a.name, a) if isinstance(a, Var) else a for a in e.args))
 
 
-def _named(e: Eqn) -> set[str]:
+def named(e: Eqn) -> set[str]:
     """The axes that an equation's attributes name."""
     found: set[str] = set()
     for key, value in e.attrs:
