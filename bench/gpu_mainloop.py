@@ -3,9 +3,8 @@
     python bench/gpu_mainloop.py build DIR [--quick]     # compiles; needs nvidia-cutlass-dsl and gcc, no GPU
     python bench/gpu_mainloop.py run DIR OUT [--limit S] # runs; needs torch and apache-tvm-ffi, no cutlass
 
-Correctness: every case × configuration × size against float64, outputs poisoned with NaN inside and around, one JSON line
-each. A kernel that hangs is
-killed with its process and reported as such. Speed: interleaved with torch.mm in one run on random data.
+Correctness: every case × configuration × size against float64, outputs poisoned with NaN inside and around, one JSON line each. A kernel
+that hangs is killed with its process and reported as such. Speed: interleaved with torch.mm in one run on random data.
 """
 
 from __future__ import annotations
@@ -371,8 +370,21 @@ def speed(directory: Path, manifest: list, out: Path, deadline: float) -> None:
             print(json.dumps({k: v for k, v in lines[-1].items() if k != "all"}), flush=True)
         del runs
         torch.cuda.empty_cache()
+    calls = {}
+    for name in ("linear", "residual"):  # host time of a call: small enough that the device keeps up
+        entry = next(e for e in manifest if e["case"] == name)
+        case = gemm_cases.ALL[name]
+        tensors, _ = make(torch, case, parse(entry["config"]), sizes_of(case, 64, 64, 64))
+        call = partial(launcher.function(entry), *(tensors[t.name] for t in case.gemm.tensors))
+        call()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(500):
+            call()
+        calls[name] = (time.perf_counter() - began) / 500 * 1e6
+    print(json.dumps({"microseconds a call": calls}), flush=True)
     versions = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
-    out.write_text(json.dumps({**versions, "lines": lines}))
+    out.write_text(json.dumps({**versions, "host_us_per_call": calls, "lines": lines}))
 
 
 def run(directory: Path, out: Path, limit: float) -> None:

@@ -1,9 +1,8 @@
 """The fixed epilogue driver: walks a tile's accumulators step by step, calls the phase functions, feeds the sinks.
 
-In: the `Gemm` record, the phase functions, accumulator registers of one warpgroup. Out: memory, through `sinks`. Each
-warpgroup works for itself,
-on its own stages of shared memory, so ping-pong and cooperative kernels run the same code. Values are made when first asked for and
-remembered for the tile (`Elements`): a row vector is read once per row, a group's statistic is computed once.
+In: the `Gemm` record, the phase functions, accumulator registers of one warpgroup. Out: memory, through `sinks`. Each warpgroup works
+for itself, on its own stages of shared memory, so ping-pong and cooperative kernels run the same code. Values are made when first asked
+for and remembered for the tile (`Elements`): a row vector is read once per row, a group's statistic is computed once.
 Non-goals: the mainloop; knowing any operator.
 """
 
@@ -17,7 +16,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..configs import MMA_ROWS, Budget, columns_per_segment, warpgroup_rows
-from ..spec import ColReduce, Config, Extent, Gemm, Iota, Matrix, Point, RowReduce, Store, Tile
+from ..spec import ColReduce, Config, Extent, Gemm, Iota, Load, Matrix, Point, RowReduce, Store, Tile
 from . import groups, ports, sinks, views
 from .ports import Panel, TileReader
 from .ring import Cursor, Fixed, Ring
@@ -72,12 +71,14 @@ class Plan:
 
 
 class Elements:
-    """The scalars of one tile in one thread, made on demand. Indices: 64-row atom `mi`, row half `r`, block of 8 columns `j`,
-    column `c` of the pair.
+    """The scalars of one tile in one thread, made on demand.
+
+    Indices: 64-row atom `mi`, row half `r`, block of 8 columns `j`, column `c` of the pair.
     """
 
     def __init__(self, epilogue: Epilogue, accumulator, wg_row: Int32, tile_col: Int32, cursor: Cursor):
         self.epilogue, self.plan, self.cursor = epilogue, epilogue.plan, cursor
+        self.wg_row, self.tile_col = wg_row, tile_col
         self.accumulator = cute.make_tensor(accumulator.iterator, cute.make_layout(cute.size(accumulator)))
         self.row0 = wg_row * self.plan.rows + epilogue.warp * 16 + epilogue.lane // 4
         self.col0 = tile_col * self.plan.nb + 2 * (epilogue.lane % 4)
@@ -137,6 +138,22 @@ class Elements:
             return ports.load(port, self.epilogue.tensors[port.tensor], row, col, extents)
 
         return self._once(("port", i, *at), make)
+
+    def prefetch(self, ni: int, rows: bool = False) -> None:
+        """Issue the loads of a step's column vectors, and of the tile's row vectors, ahead of their use."""
+        blocks = range(ni * self.plan.budget.step_n // 8, (ni + 1) * self.plan.budget.step_n // 8)
+        for i, port in enumerate(self.plan.gemm.ports):
+            if not isinstance(port, Load):
+                continue
+            by_row, by_col = ports.uses(port.index, "row"), ports.uses(port.index, "col")
+            if rows and by_row and not by_col:
+                for mi in range(self.plan.atoms):
+                    for r in range(2):
+                        self._vector(i, port, mi, r, 0, 0)
+            elif by_col and not by_row:
+                for j in blocks:
+                    for c in range(2):
+                        self._vector(i, port, 0, 0, j, c)
 
     def _tile(self, reader: int, mi: int, r: int, j: int, c: int) -> tuple:
         blocks = self.plan.budget.step_n // 8
@@ -208,19 +225,26 @@ class Epilogue(Fixed):
         self.readers = [TileReader(panel, pointer, thread) for (_, panel), pointer in zip(plan.tiles, tile_pointers)]
         self.scratch = scratch
 
-    def tile(self, accumulator, wg_row: Int32, tile_col: Int32, cursor: Cursor) -> Cursor:
-        """The whole epilogue of one tile: rows from `wg_row * rows`, columns from `tile_col * nb`."""
-        plan = self.plan
+    def begin(self, accumulator, wg_row: Int32, tile_col: Int32, cursor: Cursor) -> Elements:
+        """The elements of the tile whose rows start at `wg_row * rows` and columns at `tile_col * nb`. What can be read before the sums
+        are there is on its way afterwards.
+        """
         elements = Elements(self, accumulator, wg_row, tile_col, cursor)
+        elements.prefetch(self.plan.order[0][0], rows=True)
+        return elements
+
+    def tile(self, elements: Elements) -> Cursor:
+        """The whole epilogue of one tile."""
+        plan = self.plan
         reducers = self._reducers()
         if plan.synchronises:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
             self._barrier()
         for count, (ni, mi) in enumerate(plan.order):
-            self._step(elements, reducers, count, ni, mi, wg_row, tile_col)
+            self._step(elements, reducers, count, ni, mi)
         for sink in plan.gemm.sinks:
             if isinstance(sink, RowReduce):
-                reducers[id(sink)].flush(elements.row, self.m, self.n, tile_col, plan.nb, self.lane)
+                reducers[id(sink)].flush(elements.row, self.m, self.n, elements.tile_col, plan.nb, self.lane)
             elif isinstance(sink, Point):
                 reducers[id(sink)].flush(elements.row, self.m)
         return elements.cursor
@@ -248,8 +272,8 @@ class Epilogue(Fixed):
                 used += 2 * quantities * 4 * step_n
         return made
 
-    def _step(self, elements: Elements, reducers: dict, count: int, ni: int, mi: int, wg_row: Int32, tile_col: Int32) -> None:
-        plan, step_n = self.plan, self.plan.budget.step_n
+    def _step(self, elements: Elements, reducers: dict, count: int, ni: int, mi: int) -> None:
+        plan, step_n, wg_row, tile_col = self.plan, self.plan.budget.step_n, elements.wg_row, elements.tile_col
         blocks = range(ni * step_n // 8, (ni + 1) * step_n // 8)
         last = len(plan.gemm.phases) - 1
         results = {(j, r, c): elements.call(last, mi, r, j, c) for j in blocks for r in range(2) for c in range(2)}
@@ -283,6 +307,8 @@ class Epilogue(Fixed):
                     reducers[id(sink)].put(mi, r, *place, result[at], result[at + 1], *within)
                 at += 2
         groups.settle([value for reducer in reducers.values() for value in reducer.live(mi)], self.m)
+        if count + 1 < len(plan.order):
+            elements.prefetch(plan.order[count + 1][0])
         if plan.stores:
             cute.arch.fence_proxy("async.shared", space="cta")
             # The stage that the next step writes must have been read: at most stages - 2 younger stores may be in flight.

@@ -1,12 +1,10 @@
 """Reductions inside a warpgroup: kinds, their identities, and the shuffles that combine lanes in a fixed order.
 
-In: lists of f32 scalars. Out: `State`s, tuples of f32 scalars: one for sum, max, min and amax, (max, sum) for logsumexp. NaN
-propagates in every
-kind. Non-goals: which columns take part (the callers mask by the identity) and memory.
+In: lists of f32 scalars. Out: `State`s, tuples of f32 scalars: one for sum, max, min and amax, (max, sum) for logsumexp. NaN propagates
+in every kind. Non-goals: which columns take part (the callers mask by the identity) and memory.
 
-A logsumexp state (m, s) stands for m + log(s), or for m where m is infinite: no step subtracts infinities, an empty state
-(-inf, 0) adds 0 to
-any other, and s of a state whose m is +inf is infinite or NaN.
+A logsumexp state (m, s) stands for m + log(s), or for m where m is infinite: no step subtracts infinities, an empty state (-inf, 0) adds
+0 to any other, and s of a state whose m is +inf is infinite.
 """
 
 from __future__ import annotations
@@ -26,10 +24,9 @@ State = tuple  # of Float32
 
 @dsl_user_op
 def settle(values: list, m: Int32, *, loc=None, ip=None) -> None:
-    """Have these 32-bit values computed by now, at the price of one instruction each: a store that never happens (m is at
-    least 1) needs them.
+    """Have these 32-bit values computed by now, at the price of one instruction each: a store that never happens needs them (m >= 1).
 
-    Without it the compiler moves the work of all steps down to where a tile's reductions are used and keeps every accumulator
+    Without it the compiler moves the work of all steps down to where a tile's reductions are used, and keeps every accumulator
     alive until then.
     """
     if not values:

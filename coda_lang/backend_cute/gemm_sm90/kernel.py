@@ -1,11 +1,10 @@
 """`GemmSm90`: one `Gemm` record as a Hopper kernel, with its host entry point.
 
-In: the record, a tile configuration, the phase functions. Out: an object that `cute.compile` accepts: called with the device
-tensors in the order of
-`Gemm.tensors`, one Int32 per name in `Gemm.extents`, and the stream. Roles: two warpgroups multiply and run the epilogue, one loads; in
-ping-pong the two work on different tiles and take turns at the tensor cores, in a cooperative kernel they share a tile.
-Non-goals: checking arguments and allocating; empty matrices (the host launches nothing for M = 0 or N = 0, and gives zeros a
-depth for K = 0).
+In: the record, a tile configuration, the phase functions. Out: an object that `cute.compile` accepts, called with the device tensors in
+the order of `Gemm.tensors`, one Int32 per name in `Gemm.extents`, and the stream. Roles: two warpgroups multiply and run the epilogue,
+one loads; in ping-pong the two work on different tiles and take turns at the tensor cores, in a cooperative kernel they share a tile.
+Non-goals: checking arguments and allocating; empty matrices (the host launches nothing for M = 0 or N = 0, and for K = 0 hands over
+operands of zeros).
 """
 
 from __future__ import annotations
@@ -207,7 +206,8 @@ class GemmSm90:
             if cutlass.const_expr(pingpong):
                 cute.arch.barrier_arrive(barrier_id=TURN + 1 - group, number_of_threads=WARPGROUPS * THREADS)
                 cursor = cursor.skip(blocks)
-            multiplier.finish(last)
             wg_row = row if cutlass.const_expr(pingpong) else row * WARPGROUPS + group
-            tile_cursor = epilogue.tile(multiplier.accumulator, wg_row, col, tile_cursor)
+            elements = epilogue.begin(multiplier.accumulator, wg_row, col, tile_cursor)
+            multiplier.finish(last)
+            tile_cursor = epilogue.tile(elements)
         epilogue.drain()

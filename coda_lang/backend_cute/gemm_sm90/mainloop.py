@@ -1,10 +1,10 @@
 """The fixed mainloop: acc += A @ Bᵀ over K-segments, B in blocks of one N-segment each.
 
-In: TMA atoms and coordinate tensors of the operands, a tile position. Out: the accumulator registers. One warp loads (`Loader`), one or two
-warpgroups multiply (`Multiplier`); they share only a `Ring`. The B tile in shared memory is `segments` blocks of `nb` rows, each
-loaded from its own view: to the tensor cores it is one operand of `tile_n` rows, so accumulator columns j, j + nb, … of the
-segments lie in one thread, whatever the weights look like in memory. Non-goals: which tile (scheduler), what becomes of the
-sums (epilogue).
+In: TMA atoms and coordinate tensors of the operands, a tile position. Out: the accumulator registers. One warp loads (`Loader`), one or
+two warpgroups multiply (`Multiplier`); they share only a `Ring`. The B tile in shared memory is `segments` blocks of `nb` rows, each
+loaded from its own view: to the tensor cores it is one operand of `tile_n` rows, so accumulator columns j, j + nb, … of the segments
+lie in one thread, whatever the weights look like in memory.
+Non-goals: which tile (scheduler), what becomes of the sums (epilogue).
 """
 
 from __future__ import annotations

@@ -69,8 +69,7 @@ def load(port: Load, tensor: cute.Tensor, row, col, extents: dict[str, Int32]):
 
 
 class Panel:
-    """How a matrix of the accumulator's geometry lies in shared memory, 64 rows × `step_n` columns a stage, and which element
-    each thread owns.
+    """How a matrix of the accumulator's geometry lies in shared memory, 64 rows × `step_n` columns a stage, and who owns which element.
 
     A thread's elements are in the order of its accumulators: column pair fastest, then rows r and r + 8, then blocks of 8 columns.
     """

@@ -14,8 +14,9 @@ from cutlass._mlir.dialects import arith
 
 
 class Cursor:
-    """A position in a ring: the stage, and the parity of the round. `phase` is what a consumer waits for; a producer waits for
-    its opposite.
+    """A position in a ring: the stage, and the parity of the round.
+
+    A consumer waits for `phase`, a producer for its opposite.
     """
 
     def __init__(self, stages: int, stage: Int32, phase: Int32):
