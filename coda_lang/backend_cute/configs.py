@@ -80,23 +80,38 @@ def step_columns(gemm: Gemm, config: Config) -> int:
     split = any(len(m.cols) > 1 for m in matrices)
     heavy = any(not isinstance(s, Store) for s in gemm.sinks) or any(isinstance(p, Tile) for p in gemm.ports)
     widest = 16 if heavy and accumulators(config) > 128 else 32
-    return gcd(widest, gcd(columns_per_segment(gemm, config), gemm.granule if split else 0))
+    runs = [gemm.granule, *(x for s in gemm.sinks if isinstance(s, Store) and s.window for x in (s.window.start, s.window.size))]
+    return gcd(widest, columns_per_segment(gemm, config), *(runs if split else ()))
 
 
 def budget(gemm: Gemm, config: Config) -> Budget | None:
-    """How shared memory is divided, or None where fewer than three mainloop stages would fit."""
+    """How shared memory is divided, or None where fewer than three mainloop stages would fit. Many tiles make the steps narrower.
+
+    A map kernel has no mainloop: nothing but tiles on their way, and `ab_stages` is 0.
+    """
     step_n = step_columns(gemm, config)
+    while True:
+        found = _divided(gemm, config, step_n)
+        if found is not None or step_n % 16:
+            return found
+        step_n //= 2
+
+
+def _divided(gemm: Gemm, config: Config, step_n: int) -> Budget | None:
+    """The budget with steps of this width."""
     step_bytes = WARPGROUPS * MMA_ROWS * step_n
     store_bytes = sum(step_bytes * element_bytes(gemm, s.matrix) for s in gemm.sinks if isinstance(s, Store))
     tile_bytes = sum(step_bytes * element_bytes(gemm, p.matrix) for p in gemm.ports if isinstance(p, Tile))
-    ab_bytes = (config.tile_m + config.tile_n) * TILE_K * 2
+    ab_bytes = (config.tile_m + config.tile_n) * TILE_K * 2 if gemm.products else 0
+    least = MIN_AB_STAGES if gemm.products else 0
     fixed = SMEM_RESERVED + scratch_bytes(gemm, step_n)
     for store_stages, tile_stages in ((3, 4), (3, 3), (2, 2)):
         epilogue = store_stages * store_bytes + tile_stages * tile_bytes
-        ab_stages = min((SMEM_BYTES - fixed - epilogue) // ab_bytes, 8)
-        if ab_stages >= MIN_AB_STAGES + (store_stages > 2):
+        left = SMEM_BYTES - fixed - epilogue
+        ab_stages = min(left // ab_bytes, 8) if gemm.products else 0
+        if left >= 0 and ab_stages >= least + (store_stages > 2 and bool(gemm.products)):
             break
-    if ab_stages < MIN_AB_STAGES:
+    if left < 0 or ab_stages < least:
         return None
     smem = fixed + epilogue + ab_stages * ab_bytes
     return Budget(step_n, ab_stages, store_stages if store_bytes else 0, tile_stages if tile_bytes else 0, smem)
@@ -110,7 +125,7 @@ def scratch_bytes(gemm: Gemm, step_n: int) -> int:
 
 def _legal(gemm: Gemm, config: Config) -> bool:
     unit = gemm.segments * gemm.granule
-    if config.tile_n % unit or config.tile_n % 8 or config.tile_n > 256 or accumulators(config) > max_accumulators(gemm):
+    if config.tile_n % unit or step_columns(gemm, config) % 8 or config.tile_n > 256 or accumulators(config) > max_accumulators(gemm):
         return False
     split = any(len(b.rows) > 1 for product in gemm.products for b in product.b)
     share = max(gemm.granule, 8) if split else 8  # each block of a cluster loads a part of B's rows, whole runs of a split axis

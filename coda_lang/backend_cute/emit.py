@@ -77,7 +77,7 @@ def _program(plan: Plan, alias: str, runtime: str) -> str:
 def _functions(plan: Plan) -> list[tuple[str, str]]:
     """Name and text of every scalar function, in the order of the kernels."""
     out = []
-    for kernel in plan.kernels:
+    for kernel in (kernel for part in plan.parts for kernel in part.launched):
         if isinstance(kernel, Gemm):
             given = [v.name for v in kernel.accumulators] + [v.name for p in kernel.ports for v in p.vars]
             for i, phase in enumerate(kernel.phases):
@@ -91,7 +91,7 @@ def _functions(plan: Plan) -> list[tuple[str, str]]:
         else:
             name = phase_name(plan, kernel)
             given = [p.var.name for p in kernel.partials] + [v.name for p in kernel.ports for v in p.vars]
-            one = {"row": "One row", "col": "One column", "": "The total"}[kernel.over]
+            one = {"row": "One row", "col": "One column", "": "The total"}.get(kernel.over, "One element")
             doc = f"{one}: {', '.join(r.tensor for r in kernel.results)}"
             out.append((name, _function(name, given, kernel.eqns, [r.value for r in kernel.results], doc)))
     return out

@@ -21,11 +21,13 @@ def lower(plan: k.Plan) -> s.Program:
     """The records of one program."""
     program = plan.program
     lowered: list[s.Kernel] = []
-    for kernel in plan.kernels:
-        made = _Lowering(plan, kernel).kernel()
-        if isinstance(made, s.Gemm) and not configs.offered(made):
-            raise CodaError([_too_wide(plan, made)])
-        lowered.append(made)
+    roles = {t.name: "in" for t in program.inputs} | {t.name: "temp" for t in plan.temps} | {o.tensor.name: "out" for o in program.outputs}
+    for part in plan.parts:
+        for kernel in part.launched:
+            made = _Lowering(part, kernel, roles).kernel()
+            if isinstance(made, s.Gemm) and not configs.offered(made):
+                raise CodaError([_too_wide(plan, made)])
+            lowered.append(made)
     inputs = tuple(s.Argument(t.name, t.dtype.name, t.axes, t.const) for t in program.inputs)
     outputs = tuple(s.Argument(o.tensor.name, o.tensor.dtype.name, o.tensor.axes) for o in program.outputs)
     requires = tuple(s.Require(text, "stated by the program") for text in program.requires)
@@ -35,7 +37,8 @@ def lower(plan: k.Plan) -> s.Program:
     open_pairs = [(a, b) for a, b in equal if None in (dict(sizes)[a], dict(sizes)[b])]
     requires += tuple(s.Require(f"{a} == {b}", f"rename[{a} -> {b}]") for a, b in open_pairs)
     source = program.span.file if program.span else ""
-    return s.Program(program.name, inputs, outputs, sizes, tuple(lowered), requires, source, program.nominal, equal)
+    temps = tuple(s.Argument(t.name, t.dtype.name, t.axes) for t in plan.temps)
+    return s.Program(program.name, inputs, outputs, sizes, tuple(lowered), requires, source, program.nominal, equal, temps, plan.same)
 
 
 def phase_name(plan: k.Plan, kernel: k.Kernel, phase: int = 0) -> str:
@@ -58,8 +61,8 @@ def _too_wide(plan: k.Plan, gemm: s.Gemm) -> Diagnostic:
 class _Lowering:
     """One kernel."""
 
-    def __init__(self, plan: k.Plan, kernel: k.Kernel) -> None:
-        self.plan, self.source, self.gemm = plan, kernel, plan.gemm
+    def __init__(self, plan: k.Plan, kernel: k.Kernel, roles: dict[str, str]) -> None:
+        self.plan, self.source, self.gemm, self.roles = plan, kernel, plan.gemm, roles
         self.extents = extents(plan.program)
         self.inputs = {t.name: t.dtype.name for t in plan.program.inputs}
         self.outputs = {o.tensor.name: o.tensor.dtype.name for o in plan.program.outputs}
@@ -131,8 +134,7 @@ class _Lowering:
     def tensor(self, name: str) -> tuple[tuple[str, ...], ...]:
         """Registers a tensor of the signature; its modes."""
         modes = self.plan.layout(name).modes
-        role = "in" if name in self.inputs else "out"
-        self.tensors.setdefault(name, s.Tensor(name, (self.inputs | self.outputs)[name], modes, role))
+        self.tensors.setdefault(name, s.Tensor(name, (self.inputs | self.outputs)[name], modes, self.roles[name]))
         return modes
 
     def work(self, name: str, axes: tuple[str, ...]) -> None:
@@ -191,18 +193,17 @@ class _Lowering:
         first = at[axes[0]]
         if isinstance(first, int):
             return s.Index("fixed", offset=first)
-        of = "row" if first.axis in self.gemm.rows else "col"
-        order = self.gemm.rows if of == "row" else self.gemm.cols
+        of = "row" if isinstance(self.source, k.Finish) or first.axis in self.gemm.rows else "col"
+        order = self.source.axes if isinstance(self.source, k.Finish) else self.gemm.rows if of == "row" else self.gemm.cols
         last = at[axes[-1]]
         assert isinstance(last, k.Along)
         inside, below = order[order.index(last.axis) + 1 :], order[order.index(first.axis) + 1 :]
-        mod = () if order[0] == first.axis else self.read_sizes(axes)
+        mod = () if order[0] == first.axis else self.read_sizes(order[order.index(first.axis) : order.index(last.axis) + 1])
         offset = 0
         if first.start:
             step = fixed_product(self.plan.program, below)
             assert step is not None, f"{axes[0]} starts at a column that is not fixed"
             offset = first.start * step
-        of = "row" if isinstance(self.source, k.Finish) else of
         return s.Index(of, self.read_sizes(inside), mod, offset)
 
     # --- ports and sinks -----------------------------------------------------------------------------------------------------
@@ -214,8 +215,9 @@ class _Lowering:
             return s.Extent(port.var.name, self.read_sizes((port.axis,)))
         name = "_".join(v.name for v in port.vars)
         if port.access.tensor not in self.inputs:
-            self.work(port.access.tensor, ())
-            return s.Load(name, port.access.tensor, ())
+            axes = tuple(axis for axis, _ in port.access.at)
+            self.work(port.access.tensor, axes)
+            return s.Load(name, port.access.tensor, (self.index(axes, dict(port.access.at)),) if axes else ())
         if port.tile:
             return s.Tile(name, self.matrix(port.access))
         at = dict(port.access.at)

@@ -284,6 +284,7 @@ class Plan:
     notes: tuple[str, ...] = field(default=())
     stages: tuple[Plan, ...] = ()  # of a program of several: each with its own program; `kernels` has those of all
     same: tuple[tuple[str, str], ...] = ()  # outputs that are an input as it is: (output, input)
+    why: tuple[str, ...] = ()  # what keeps the program from being one kernel: code and words
 
     @property
     def gemm(self) -> Gemm:

@@ -17,18 +17,22 @@ from .layout import layout
 from .partition import partition
 from .place import place
 from .report import report
+from .several import cut, each, join, staged
 from .simplify import simplify
+from .stages import Stages
 from .state import State
 from .verify import verify_plan
 
 Pass = Callable[[State], State]
 
 PIPELINE: tuple[Pass, ...] = (
-    simplify,  # dead code, common subexpressions, sums of products side by side
-    anchor,  # the product, its operands, its possible orientations
-    place,  # where each value can be known: tile, phase, finisher; refusals
-    partition,  # ports, phases, sinks, finishers
-    layout,  # order of axes, storage
+    simplify,  # dead code, common subexpressions, lane algebra, sums of products side by side
+    cut,  # a stage for each kernel, where one kernel does not do
+    each(anchor),  # the product, its operands, its possible orientations; a map kernel has none
+    each(place),  # where each value can be known: tile, phase, finisher; refusals
+    each(partition),  # ports, phases, sinks, finishers
+    each(layout),  # order of axes, storage
+    join,  # one plan; the storage of what stands between kernels
 )
 
 
@@ -52,9 +56,22 @@ def states(program: Program, until: str | None = None) -> State:
 
 def run(program: Program) -> Plan:
     """The kernels of a program. Raises CodaError (C04xx, C06xx) for what cannot be fused."""
-    plan = states(program).plan
-    assert plan is not None
-    return plan
+    return _plan(states(program))
+
+
+def run_stages(program: Program, stages: Stages) -> Plan:
+    """The kernels of a program that is cut already. Raises CodaError (C04xx, C06xx)."""
+    state = staged(State(program), stages)
+    for step in PIPELINE[PIPELINE.index(cut) + 1 :]:
+        state = step(state)
+        _verify(state, step.__name__)
+    return _plan(state)
+
+
+def _plan(state: State) -> Plan:
+    if state.plan is None:
+        raise InternalError(f"{state.program.name} has no plan")
+    return state.plan
 
 
 def after(program: Program, name: str) -> str:
@@ -64,11 +81,12 @@ def after(program: Program, name: str) -> str:
 
 def _verify(state: State, name: str) -> None:
     try:
-        verify_program(state.program)
+        for program in (state.program, *(s.program for s in state.stages)):
+            verify_program(program)
         if state.plan is not None:
             verify_plan(state.plan)
     except (ValueError, AssertionError) as e:
         raise InternalError(f"after the pass {name}: {e}") from e
 
 
-__all__ = ["PIPELINE", "after", "names", "report", "run", "states"]
+__all__ = ["PIPELINE", "after", "names", "report", "run", "run_stages", "states"]

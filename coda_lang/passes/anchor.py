@@ -1,7 +1,8 @@
 """Which product the kernel computes: accumulators (sums of products), their operands, and which axes may be its rows and columns.
 
-In: a simplified program. Out: one or two `Anchor`s (either operand may give the rows), or refusals: no product, an operand that is
-computed, products that cannot share one kernel. Non-goals: whether the rest of the program fits (`place`), storage (`layout`).
+In: a simplified program. Out: one or two `Anchor`s (either operand may give the rows), those of a map kernel where there is no product
+(`maps`), or refusals: an operand that is computed, products that cannot share one kernel. Non-goals: whether the rest of the program
+fits (`place`), storage (`layout`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import replace
 from .. import ops
 from ..diagnostics.model import CodaError, Diagnostic, Label
 from ..ir.graph import Eqn, Program, Var
+from .maps import maps
 from .state import Accumulator, Anchor, State, Stored, Term, definitions, is_temporary, listed, say, uses
 
 
@@ -23,7 +25,7 @@ def candidates(program: Program, lanes: frozenset[str]) -> tuple[Anchor, ...]:
     """The anchors with these axes as lanes. Raises CodaError where there is none."""
     products = [e for e in program.eqns if e.op == ops.CONTRACT.name]
     if not products:
-        raise CodaError([_no_product(program)])
+        return maps(program, lanes)
     problems: list[Diagnostic] = []
     sums = accumulators(program)
     factors = {e.out.name: _factors(program, e, problems) for e in products}
@@ -161,17 +163,6 @@ def _orient(rows: tuple[str, ...], accumulators: list, factors: dict, lanes: fro
 # --- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def _no_product(program: Program) -> Diagnostic:
-    return Diagnostic(
-        "C0402",
-        f"`{program.name}` has no product: it would be a map kernel, which this version does not make",
-        program.span,
-        "no `@` in this program",
-        notes=("tried: anchor on a product (there is none)", "tried: anchor on a tile load (map kernels come with whole programs)"),
-        help="write it behind the product that makes its input: `y = f(x @ w)`",
-    )
-
-
 def _computed(operand: Var, e: Eqn, product: Eqn, defs: dict[str, Eqn]) -> Diagnostic:
     first = _product_behind(operand, defs)
     if first is not None:
@@ -231,7 +222,7 @@ def _apart(first: Eqn, other: Eqn, why: str) -> Diagnostic:
         notes=(
             "products share a kernel if they are summed unscaled into one accumulator (`x @ w + t @ b`), "
             "or have the same left side and the same columns (`x @ wg` beside `x @ wu`)",
-            "programs of several kernels come with a later version",
+            "any others are kernels of their own",
         ),
         help="make one product an input of this program, computed by another program",
     )

@@ -6,14 +6,16 @@ the Gemm to a finisher, and finished values from one finisher to a later one. No
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product as every
 
 from .. import ops
-from ..ir.graph import Atom, Eqn, Lit, Program, Var
-from ..ir.kernels import Access, Along, Finish, Partial, Point, Read, Reduce, Result, Sink
+from ..ir.graph import Atom, Eqn, Lit, Output, Program, Var
+from ..ir.kernels import Access, Along, At, Finish, Partial, Point, Read, Reduce, Result, Sink
 from ..ir.types import F32, Ty
+from ..ops.builder import Value
 from .scalars import Env, Names, Ports, Scope, reduced_name, reduction, run_of
 from .state import Place, Placement, extents, is_temporary
 
@@ -29,6 +31,7 @@ class Level:
     partials: dict[object, Partial] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
     stage: int = 0
+    axes: tuple[str, ...] = ()
 
 
 class Finishers:
@@ -39,7 +42,7 @@ class Finishers:
         self.anchor = placement.anchor
         self.extents = extents(program)
         self.reduced: dict[object, str] = {}
-        self.levels: dict[tuple[str, int], Level] = {}
+        self.levels: dict[tuple, Level] = {}
         self.works: set[str] = set()
 
     def kernels(self) -> list[Finish]:
@@ -52,30 +55,52 @@ class Finishers:
     def _place(self, var: Var) -> Place:
         return self.placement.places[var.name]
 
-    def level(self, level: str, stage: int) -> Level:
-        key = (level, stage)
+    def axes(self, place: Place) -> tuple[str, ...]:
+        """The kernel axes along which a finished value has positions."""
+        held = {x.axis for x in place.along().values()}
+        return tuple(a for a in (self.anchor.cols if place.level == "col" else self.anchor.rows) if a in held)
+
+    def level(self, level: str, stage: int, axes: tuple[str, ...] = ()) -> Level:
+        """The finisher of a level and stage; `axes` where they are not all rows or all columns."""
+        axes = axes or {"row": self.anchor.rows, "col": self.anchor.cols, "scalar": ()}[level]
+        key = (level, stage, axes)
         if key not in self.levels:
             names = Names()
             ports = Ports(self.program, self.placement, names, tiles=False)
-            word = {"row": "rows", "col": "cols", "scalar": "total"}[level]
+            word = {"row": "rows", "col": "cols", "scalar": "total", "out": "_".join(axes)}[level]
             taken = {x.name for x in self.levels.values()}
-            name = f"{self.program.name}_{word}" if f"{self.program.name}_{word}" not in taken else f"{self.program.name}_{word}_{stage}"
-            made = Level(name, level, None, ports, stage=stage)  # type: ignore[arg-type]
+            name = f"{self.program.name}_{word}"
+            name = next(n for n in (name, f"{name}_{stage}", *(f"{name}_{stage}_{i}" for i in range(99))) if n not in taken)
+            made = Level(name, level, None, ports, stage=stage, axes=axes)  # type: ignore[arg-type]
             made.scope = Scope(self.program, ports, lambda scope, e, env: self._finished(made, e, env), names)
             self.levels[key] = made
         return self.levels[key]
 
+    def spread(self, o: Output, value: Var, earlier: Level, positions: list[Env]) -> None:
+        """An output with lanes of finished values: one value a lane is left, then a finisher over the output's own axes takes its own."""
+        into = self.level("out", earlier.stage + 1, tuple(o.tensor.axes))
+        b, f = into.scope.builder, into.scope
+        chosen: Value | None = None
+        for env in reversed(positions):
+            lanes = {a: x for a, x in env.items() if isinstance(x, int)}
+            work = self._left(earlier, earlier.scope.value(value, env), earlier.scope.hint(value.name, lanes))
+            at = tuple((a, Along(a)) for a in o.tensor.axes if a not in lanes)
+            part = b.value(self._read(into, work, at, f.hint(value.name, lanes)))
+            here = [b.eq(b.value(f.index(Along(a))), i) for a, i in lanes.items()]
+            chosen = part if chosen is None else b.where(functools.reduce(lambda x, y: x & y, here), part, chosen)
+        assert chosen is not None
+        into.results.append(Result(o.tensor.name, o.tensor.dtype.name, chosen.atom, tuple((a, a) for a in o.tensor.axes)))
+
     def _finish(self, x: Level) -> Finish:
-        axes = {"row": self.anchor.rows, "col": self.anchor.cols, "scalar": ()}[x.level]
-        over = x.level if x.level != "scalar" else ""
-        return Finish(x.name, over, axes, tuple(x.partials.values()), x.scope.eqns, tuple(x.results), x.ports.all())
+        over = "" if x.level == "scalar" else "part" if x.level == "col" and x.axes != self.anchor.cols else x.level
+        return Finish(x.name, over, x.axes, tuple(x.partials.values()), x.scope.eqns, tuple(x.results), x.ports.all())
 
     def _finished(self, into: Level, e: Eqn, env: Env) -> Atom | None:
         """What a finisher receives: partials of the Gemm, values that an earlier finisher left."""
         place = self._place(e.out)
         if place.level not in ("row", "col", "scalar"):
             return None
-        if place.level != into.level:  # made by another level: read what it left
+        if place.level != into.level or place.level == "col" and self.axes(place) != into.axes:  # made by another level: read what it left
             return self._import(into, e, env, place)
         if ops.TABLE[e.op].kind != "reduce":
             return None
@@ -173,7 +198,7 @@ class Finishers:
         along: Env = dict(argument.along())
         lanes = [a for a in axes if a not in along]
         kind, mean = reduction(e)
-        earlier = self.level(argument.level, argument.stage)
+        earlier = self.level(argument.level, argument.stage, self.axes(argument) if argument.level == "col" else ())
         parts: list[Atom] = []
         for choice in every(*[range(self.extents[a] or 0) for a in lanes]):
             chosen = {**{a: x for a, x in env.items() if isinstance(x, int)}, **dict(zip(lanes, choice))}
@@ -198,9 +223,14 @@ class Finishers:
         assert place.level == "scalar", f"{e.out.name} of level {place.level} is wanted in {into.level}"
         earlier = self.level(place.level, place.stage)
         work = self._left(earlier, earlier.scope.value(e.out, env), earlier.scope.hint(e.out.name, env))
+        return self._read(into, work, (), e.out.name)
+
+    @staticmethod
+    def _read(into: Level, work: str, at: tuple[tuple[str, At], ...], hint: str) -> Var:
+        """An element of a work tensor."""
         key = ("left", work)
         if key not in into.ports.ports:
-            into.ports.ports[key] = Read((Var(into.scope.names.take(e.out.name), Ty(F32)),), Access(work, ()))
+            into.ports.ports[key] = Read((Var(into.scope.names.take(hint), Ty(F32)),), Access(work, at))
         return into.ports.ports[key].vars[0]
 
 

@@ -45,7 +45,7 @@ class Orders:
     def follows(self, a: tuple[str, str], b: tuple[str, str]) -> bool:
         """Is b the next axis inside a?"""
         if a[0] != b[0] or a[0] not in ("row", "col", "k"):
-            return False
+            return a[0] == b[0] == "out"
         orders = {"row": (self.row,), "col": (self.col,), "k": self.k}[a[0]]
         return any((a[1], b[1]) in pairwise(order) for order in orders)
 
@@ -58,7 +58,7 @@ def layout(state: State) -> State:
     assert state.plan is not None and state.placement is not None
     program, gemm = state.program, state.plan.gemm
     uses = _uses(state.plan)
-    segments = len(gemm.accumulators)
+    segments = max(len(gemm.accumulators), 1)
     best: tuple[float, Orders, tuple[Layout, ...]] | None = None
     for orders in _orders(state.plan, state.placement):
         layouts = [_best(program, tensor, found, orders, segments) for tensor, found in uses.items()]
@@ -103,7 +103,8 @@ def _seen(axes: tuple[str, ...], stored: list[tuple[str, ...]]) -> list[tuple[st
 
 def _ordered(kernel: Kernel, orders: Orders) -> Kernel:
     if isinstance(kernel, Finish):
-        return replace(kernel, axes={"row": orders.row, "col": orders.col, "": ()}[kernel.over])
+        order = {"row": orders.row, "out": kernel.axes}.get(kernel.over, orders.col)
+        return replace(kernel, axes=tuple(a for a in order if a in kernel.axes))
     products = tuple(replace(p, over=k) for p, k in zip(kernel.products, orders.k))
     return replace(kernel, rows=orders.row, cols=orders.col, products=products)
 
@@ -134,7 +135,8 @@ def _uses(plan: Plan) -> dict[str, list[Use]]:
                 add(sink.access.tensor, _access_use("tile" if isinstance(sink, Store) else "load", sink.access, gemm))
         if isinstance(kernel, Finish):
             for result in kernel.results:
-                add(result.tensor, Use("result", tuple((own, (kernel.over, axis)) for own, axis in result.axes)))
+                side = "col" if kernel.over == "part" else kernel.over
+                add(result.tensor, Use("result", tuple((own, (side, axis)) for own, axis in result.axes)))
     return found
 
 
@@ -173,7 +175,7 @@ def _best(program: Program, tensor: str, uses: list[Use], orders: Orders, segmen
 
 def _arranged(stored: tuple[str, ...], use: Use, orders: Orders) -> tuple[str, ...]:
     """The axes in the order that serves a use best: lanes, rows, columns, contracted axes, each in the kernel's order; a pair last."""
-    side = {"lane": 0, "row": 1, "col": 2, "k": 3, "pair": 4}
+    side = {"lane": 0, "out": 0, "row": 1, "col": 2, "k": 3, "pair": 4}
     inside = {axis: i for order in (orders.row, orders.col, *orders.k) for i, axis in enumerate(order)}
     return tuple(sorted(stored, key=lambda a: (side[use.role(a)[0]], inside.get(use.role(a)[1], 0))))
 

@@ -94,18 +94,21 @@ class _Partition:
         at = self._env(o.value)
         axes = {x.axis for x in at.values() if isinstance(x, Along)}
         place = self._place(o.value)
-        rows, cols = axes >= set(self.anchor.rows), axes >= set(self.anchor.cols)
-        if place.level == "tile" or (place.level == "input" and rows and (cols or axes > set(self.anchor.rows))):
+        rows, cols = axes >= set(self.anchor.rows) and bool(self.anchor.rows), axes >= set(self.anchor.cols)
+        if place.level == "tile" or (place.level == "input" and rows and bool(self.anchor.cols) and (cols or axes > set(self.anchor.rows))):
             if cols:
                 self._store(o, at)
             else:
                 self._points(o, at, axes)
             return
         level = place.level if place.level != "input" else "row" if axes and rows else "col" if axes else "scalar"
-        into = self.finishers.level(level, place.stage)
+        into = self.finishers.level(level, place.stage, self.finishers.axes(place) if place.level == "col" else ())
         value = self._unrounded(o.value, o.tensor.dtype.name)
         along: dict[str, Along] = {a: x for a, x in at.items() if isinstance(x, Along)}
         self._call(value, o)
+        if len(along) < len(at):
+            self.finishers.spread(o, value, into, self._positions({a: at[a] for a in o.tensor.axes}))
+            return
         axes_of = tuple((a, along[a].axis) for a in o.tensor.axes)
         into.results.append(Result(o.tensor.name, o.tensor.dtype.name, into.scope.value(value, dict(along)), axes_of))
 
@@ -216,7 +219,7 @@ class _Partition:
         return scope.divide(total, (count,), e, scope.hint(e.out.name, env))
 
     def _segments(self) -> dict[tuple[str, tuple[tuple[str, int], ...]], Var]:
-        """Accumulators in the order of products and lanes, not of first use; at least one."""
+        """Accumulators in the order of products and lanes, not of first use; at least one where there is a product."""
         order = {a.var.name: i for i, a in enumerate(self.anchor.accumulators)}
         if not self.segments:
             for acc in self.anchor.accumulators[:1]:
@@ -225,9 +228,8 @@ class _Partition:
         return dict(sorted(self.segments.items(), key=lambda s: (order[s[0][0]], s[0][1])))
 
     def _products(self) -> tuple[Product, ...]:
-        first = self.anchor.accumulators[0]
         out = []
-        for i, term in enumerate(first.terms):
+        for i, term in enumerate(self.anchor.accumulators[0].terms if self.anchor.accumulators else ()):
             bs = []
             for name, lanes in self._segments():
                 t = self.accumulators[name].terms[i]

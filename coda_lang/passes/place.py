@@ -1,8 +1,8 @@
 """Where each value can be known: in a tile, in a later phase of the same tile, or only after the kernel and its finisher.
 
 In: a program and its possible anchors. Out: one `Placement`: the orientation that fits, and a `Place` for each value; or refusals that say
-which value, which axis, why no tile can know it, what was tried, and an edit. A total over rows and columns is split into two reductions.
-Non-goals: storage order (`layout`), which element a scalar is (`partition`).
+which value, which axis, why no tile can know it, what was tried, and an edit.
+Non-goals: reductions (`reductions`), storage order (`layout`), which element a scalar is (`partition`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .. import ops
-from ..diagnostics.model import CodaError, Diagnostic
-from ..ir.graph import Atom, Eqn, Lit, Program, Tensor, Var
+from ..diagnostics.model import CodaError
+from ..ir.graph import Atom, Eqn, Program, Tensor, Var
 from ..ir.kernels import Along
-from ..ir.types import Ty
 from . import refusals as no
 from .anchor import candidates, lane_axes
-from .state import LANE, MAX_COLUMNS, MAX_LANES, Anchor, Place, Placement, State, extents, fixed_product
-
-FINISHED = ("row", "col", "scalar")
-LATE = "logsumexp"  # its partials are pairs: a total is reduced from the tiles' partials at once
+from .reductions import FINISHED, Reductions
+from .state import LANE, Anchor, Place, Placement, State
 
 
 def place(state: State) -> State:
@@ -63,24 +60,13 @@ def _columns_first(program: Program, placement: Placement) -> float:
     return score
 
 
-class _Run:
-    """One attempt: an orientation, and which reductions over all columns are kept in the tile."""
+def level_parts(late: list[Place]) -> int:
+    """How many different sets of axes do finished values along columns have?"""
+    return len({frozenset(x.axis for x in p.along().values()) for p in late if p.level == "col"})
 
-    def __init__(self, program: Program, anchor: Anchor, groups: frozenset[str], lanes: frozenset[str]) -> None:
-        self.program, self.anchor, self.groups = program, anchor, groups
-        self.extents = extents(program)
-        self.lanes = set(lanes)
-        self.places: dict[str, Place] = {t.name: Place("input") for t in program.inputs}
-        self.eqns: list[Eqn] = []
-        self.defs: dict[str, Eqn] = {e.out.name: e for e in program.eqns}
-        self.sums = {a.var.name for a in anchor.accumulators}
-        self.axis_at: dict[str, Along | str] = {a: Along(a) for a in (*anchor.rows, *anchor.cols)} | {a: LANE for a in self.lanes}
-        self.suffixes: set[frozenset[str]] = set()
-        self.outermost: str | None = None
-        self.problems: list[Diagnostic] = []
-        self.poisoned: set[str] = set()
-        self.wanted: set[str] = set()
-        self.new_lanes: set[str] = set()
+
+class _Run(Reductions):
+    """One attempt: an orientation, and which reductions over all columns are kept in the tile."""
 
     def place(self) -> tuple[Program, Placement]:
         for e in self.program.eqns:
@@ -98,9 +84,6 @@ class _Run:
                 self.output(o.tensor, o.value)
         program = replace(self.program, eqns=tuple(self.eqns))
         return program, Placement(self.anchor, self.places, self.axis_at, tuple(self.suffixes), self.outermost)
-
-    def refuse(self, problem: Diagnostic) -> None:
-        self.problems.append(problem)
 
     # --- rules ---------------------------------------------------------------------------------------------------------
 
@@ -144,19 +127,16 @@ class _Run:
             )
         return self.finished(e, at, late)
 
-    def resolve(self, axis: str, at: dict[str, Along | str]) -> bool:
-        """Where an input's axis lies; an unknown fixed one becomes lanes."""
-        if axis not in self.axis_at and self.extents[axis] is not None:
-            self.axis_at[axis] = LANE
-        if axis in self.axis_at:
-            at[axis] = self.axis_at[axis]
-        return axis in at
-
     def finished(self, e: Eqn, at: dict[str, Along | str], late: list[Place]) -> Place | None:
         """Values after the kernel: all along rows, all along columns, or scalars."""
         sides = {self.anchor.side(x.axis) for x in at.values() if isinstance(x, Along)}
         if len(sides) > 1:
+            because = late[0].because
+            if because is not None and self.keepable(because):
+                self.wanted.add(because.out.name)
             return self.refuse(no.outer(e, late, self.defs))
+        if level_parts(late) > 1:
+            return self.refuse(no.partial_run(e, self.defs))
         level = sides.pop() if sides else "scalar"
         along = [x for x in at.values() if isinstance(x, Along)]
         kept = self.anchor.rows if level == "row" else self.anchor.cols if level == "col" else ()
@@ -191,6 +171,11 @@ class _Run:
     def run(self, e: Eqn, axis: str, to: str, start: int) -> Place | None:
         p = self.places[e.args[0].name]  # type: ignore[union-attr]
         if p.level == "input":
+            there = self.axis_at.get(to)
+            if start and there == Along(to) and to in self.anchor.cols:  # read at another coordinate than the kernel's
+                if not self.may_run(to):
+                    return self.refuse(no.run_not_columns(e, axis))
+                self.outermost = to
             return p
         at = dict(p.at)
         here = at.pop(axis)
@@ -238,142 +223,6 @@ class _Run:
             because=next((p.because for p in places if p.because), None),
         )
 
-    # --- reductions ----------------------------------------------------------------------------------------------------
-
-    def reduce(self, e: Eqn, axes: tuple[str, ...]) -> Place | None:
-        value = e.args[0]
-        if isinstance(value, Lit):
-            return Place("input")
-        p = self.places[value.name]
-        at = dict(p.at)
-        if p.level == "input":
-            if all(self.axis_at.get(a) == LANE or (a not in self.axis_at and (self.extents[a] or 99) <= 8) for a in axes):
-                self.axis_at.update({a: LANE for a in axes})
-                return p
-            return self.refuse(no.input_reduction(e, axes))
-        kept = {a: x for a, x in at.items() if a not in axes}
-        along = {a: x for a, x in at.items() if a in axes and isinstance(x, Along)}
-        if not along:
-            return replace(p, at=tuple(kept.items()))
-        sides = {self.anchor.side(x.axis) for x in along.values()}
-        left = {self.anchor.side(x.axis) for x in kept.values() if isinstance(x, Along)}
-        if p.level in FINISHED:
-            if left or e.op == LATE:
-                return self.refuse(no.partial(e, axes, kept, self.anchor) if left else no.late(e))
-            return Place("scalar", tuple(kept.items()), stage=p.stage + 1, because=e)
-        if sides == {"col"} and (e.out.name in self.groups or "col" in left):
-            return self.group(e, p, kept, along)
-        if sides & left:
-            return self.refuse(no.partial(e, axes, kept, self.anchor))
-        if len(sides) == 2:
-            return self.total(e, axes, kept, along)
-        level = "row" if sides == {"col"} else "col"
-        held = {x.axis for x in at.values() if isinstance(x, Along)}
-        need = self.anchor.rows if level == "row" else self.anchor.cols
-        if not set(need) <= held or any(isinstance(x, Along) and x.start for x in kept.values()):
-            return self.refuse(no.partial(e, axes, kept, self.anchor))
-        if level == "col" and any(self.extents[a] != self.extents[x.axis] for a, x in dict(p.at).items() if isinstance(x, Along)):
-            return self.refuse(no.partial_run(e, self.defs))
-        return Place(level, tuple(kept.items()), because=e)
-
-    def keepable(self, e: Eqn) -> bool:
-        """Could this reduction over all columns be a statistic within one tile?"""
-        if e.op == ops.GATHER.name or not isinstance(e.args[0], Var) or self.places[e.args[0].name].level != "tile":
-            return False
-        columns = [x for a, x in self.places[e.args[0].name].along().items() if a in e.attr("axes")]  # type: ignore[operator]
-        size = fixed_product(self.program, tuple(x.axis for x in columns))
-        return all(self.anchor.side(x.axis) == "col" and not x.start for x in columns) and size is not None and size <= MAX_COLUMNS
-
-    def group(self, e: Eqn, p: Place, kept: dict[str, Along | str], along: dict[str, Along]) -> Place | None:
-        """A statistic over inner columns that one tile holds: known in the next phase."""
-        axes = tuple(x.axis for x in along.values())
-        size = fixed_product(self.program, axes)
-        outer = [x.axis for x in kept.values() if isinstance(x, Along) and self.anchor.side(x.axis) == "col"]
-        if size is None and self.lanes_instead(outer):
-            return None
-        if size is None and max(map(self.anchor.cols.index, outer)) > min(map(self.anchor.cols.index, axes)):
-            return self.refuse(no.partial(e, tuple(along), kept, self.anchor))
-        if size is None:
-            return self.refuse(no.free_group(e, tuple(along), kept, self.extents))
-        if size > MAX_COLUMNS or size % 8 and size not in (1, 2, 4):
-            return self.refuse(no.wide_group(e, tuple(along), size, MAX_COLUMNS))
-        if self.outermost in axes or any(x.start or self.extents[a] != self.extents[x.axis] for a, x in along.items()):
-            return self.refuse(no.partial_run(e, self.defs))
-        missing = [a for a in self.anchor.cols if a not in {x.axis for x in dict(p.at).values() if isinstance(x, Along)}]
-        group = frozenset((*axes, *missing))
-        if any(not (group <= s or s <= group) for s in self.suffixes):
-            return self.refuse(no.crossing_groups(e, tuple(along)))
-        if set(missing) - set(axes) and not any(frozenset(missing) == s for s in self.suffixes):
-            return self.refuse(no.partial(e, tuple(along), kept, self.anchor))
-        self.suffixes.add(group)
-        return Place("tile", tuple(kept.items()), p.phase + 1, because=e)
-
-    def lanes_instead(self, kept: list[str]) -> bool:
-        """A few fixed columns beside a reduction over the free ones are better lanes: try again so."""
-        size = fixed_product(self.program, tuple(kept))
-        if size is None or size > MAX_LANES or len(kept) == len(self.anchor.cols):
-            return False
-        self.new_lanes |= set(kept)
-        return True
-
-    def total(self, e: Eqn, axes: tuple[str, ...], kept: dict[str, Along | str], along: dict[str, Along]) -> Place | None:
-        """Over rows and columns: rows' results first, then their reduction. logsumexp takes all partials at once."""
-        if e.op == LATE:
-            return Place("scalar", tuple(kept.items()), stage=0, because=e)
-        value = e.args[0]
-        assert isinstance(value, Var)
-        columns = tuple(a for a in axes if a not in along or self.anchor.side(along[a].axis) == "col")
-        rows = tuple(a for a in axes if a not in columns)
-        taken = set(self.defs) | {t.name for t in self.program.inputs}
-        name = next(n for n in (f"{e.out.name}_{'_'.join(rows)}{'_' * i}" for i in range(99)) if n not in taken)
-        out = Var(name, Ty(e.out.ty.dtype, tuple(a for a in value.ty.axes if a not in columns)))
-        first = next((d for d in self.eqns if d.op == e.op and d.args == e.args and set(d.attr("axes")) == set(columns)), None)  # type: ignore[call-overload]
-        if first is None:
-            first = Eqn(out, e.op, e.args, (("axes", columns),), e.span)
-            found = self.reduce(first, columns)
-            if found is None:
-                return None
-            self.places[name] = found
-            self.defs[name] = first
-            self.eqns.append(first)
-        second = replace(e, args=(first.out,), attrs=(("axes", rows),))
-        self.defs[e.out.name] = second
-        return self.reduce(second, rows)
-
-    def gather(self, e: Eqn) -> Place | None:
-        value, index = e.args
-        axis = str(e.attr("axis"))
-        p = self.places[value.name] if isinstance(value, Var) else Place("input")
-        if p.level == "input":
-            return self.refuse(no.input_gather(e, axis))
-        here = dict(p.at)[axis]
-        if here == LANE:
-            met = self.met(e)
-            return met if met is None else replace(met, at=tuple((a, x) for a, x in met.at if a != axis))
-        assert isinstance(here, Along)
-        side = self.anchor.side(here.axis)
-        mine, other = (self.anchor.cols, self.anchor.rows) if side == "col" else (self.anchor.rows, self.anchor.cols)
-        held = {x.axis for x in p.along().values()}
-        if (
-            p.level != "tile"
-            or mine != (here.axis,)
-            or here.start
-            or self.extents[axis] != self.extents[here.axis]
-            or not set(other) <= held
-        ):
-            return self.refuse(no.partial_gather(e, axis))
-        at: dict[str, Along | str] = {}
-        if isinstance(index, Var):
-            if self.places[index.name].level != "input":
-                return self.refuse(no.computed_index(e, self.defs))
-            for a in index.ty.axes:
-                if not self.resolve(a, at):
-                    return self.refuse(no.unknown_axis(e, a, self.anchor))
-            if any(isinstance(x, Along) and self.anchor.side(x.axis) == side for x in at.values()):
-                return self.refuse(no.partial_gather(e, axis))
-        kept = {a: x for a, x in p.at if a != axis}
-        return Place("row" if side == "col" else "col", tuple((kept | at).items()), because=e)
-
     # --- outputs -------------------------------------------------------------------------------------------------------
 
     def output(self, tensor: Tensor, value: Var) -> None:
@@ -382,17 +231,16 @@ class _Run:
         for axis in value.ty.axes:
             if axis not in at and not self.resolve(axis, at):
                 return self.refuse(no.output_axis(tensor, axis, self.anchor))
-        lanes = [a for a in value.ty.axes if at[a] == LANE]
         sides = {
             side: {x.axis for a in value.ty.axes if isinstance(x := at[a], Along) and self.anchor.side(x.axis) == side}
             for side in ("row", "col")
         }
         if p.level in FINISHED:
-            need = {"row": set(self.anchor.rows), "col": set(self.anchor.cols), "scalar": set()}[p.level]
-            if lanes or sides["row"] | sides["col"] != need:
-                return self.refuse(no.finished_output(tensor, lanes, need))
+            need = {"row": set(self.anchor.rows), "col": {x.axis for x in p.along().values()}, "scalar": set()}[p.level]
+            if sides["row"] | sides["col"] != need:
+                return self.refuse(no.finished_output(tensor, need))
         elif p.level == "tile" or sides["col"] and sides["row"]:
             if sides["row"] != set(self.anchor.rows):
                 return self.refuse(no.output_rows(tensor, self.anchor))
-        elif lanes or (sides["row"] or sides["col"]) not in (set(), set(self.anchor.rows), set(self.anchor.cols)):
-            return self.refuse(no.finished_output(tensor, lanes, set(self.anchor.rows if sides["row"] else self.anchor.cols)))
+        elif (sides["row"] or sides["col"]) not in (set(), set(self.anchor.rows), set(self.anchor.cols)):
+            return self.refuse(no.finished_output(tensor, set(self.anchor.rows if sides["row"] else self.anchor.cols)))

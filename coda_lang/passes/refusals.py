@@ -12,11 +12,15 @@ from ..ir.graph import Eqn, Program, Tensor, Var
 from ..ir.kernels import Along
 from .state import LANE, Anchor, Place, listed, say
 
-WHOLE = "programs of several kernels come with a later version"
+WHOLE = "what no tile can know is stored and goes on in a kernel of its own"
 
 
 def _labels(*pairs: tuple[Eqn | None, str]) -> tuple[Label, ...]:
     return tuple(Label(e.span, text) for e, text in pairs if e is not None and e.span is not None)
+
+
+def _product(anchor: Anchor) -> Eqn | None:
+    return anchor.accumulators[0].eqn if anchor.accumulators else None
 
 
 def _axes(e: Eqn) -> tuple[str, ...]:
@@ -29,7 +33,6 @@ def stuck(e: Eqn, late: Place, anchor: Anchor, program: Program, defs: dict[str,
     because = late.because
     assert because is not None
     over = _axes(because)
-    product = anchor.accumulators[0]
     free = [a for a in over if program.extent(a) is None]
     tried = (
         f"tried: a statistic within the tile ({listed(free)} is free, so no tile holds all of it)"
@@ -44,12 +47,11 @@ def stuck(e: Eqn, late: Place, anchor: Anchor, program: Program, defs: dict[str,
         "a value of one tile meets a result of all tiles",
         _labels(
             (because, f"reduces over {listed(over)}: known only when every tile is done"),
-            (product.eqn, "the product whose tiles these are"),
+            (_product(anchor), "the product whose tiles these are"),
         ),
         notes=(
             f"a tile holds some of {listed(over)}; {what} is complete after the kernel and its finisher",
             tried,
-            "tried: moving the factor behind the next product (this program has no next product)",
         ),
         help="store the value and the reduction as outputs (as specs/residual_sumsq.coda does) and apply the result in the next program "
         "(as specs/rowscale_linear.coda does)"
@@ -112,7 +114,7 @@ def unknown_axis(e: Eqn, axis: str, anchor: Anchor) -> Diagnostic:
         f"{say(e.out, e)} has the axis `{axis}`, which is neither a row nor a column of the product",
         e.span,
         f"brings in `{axis}`",
-        _labels((anchor.accumulators[0].eqn, f"rows {listed(anchor.rows)}, columns {listed(anchor.cols)}")),
+        _labels((_product(anchor), f"rows {listed(anchor.rows)}, columns {listed(anchor.cols)}")),
         notes=(f"each element of the product would be used once for every position of `{axis}`, which is free",),
         help=f"fix its extent ({axis}=2) to make its positions lanes, or contract it before",
     )
@@ -147,7 +149,7 @@ def partial(e: Eqn, axes: tuple[str, ...], kept: dict, anchor: Anchor) -> Diagno
         f"{say(e.out, e)} reduces over {listed(axes)} but keeps {listed(left)}",
         e.span,
         "a partial reduction across tiles",
-        _labels((anchor.accumulators[0].eqn, f"rows {listed(anchor.rows)}, columns {listed(anchor.cols)}")),
+        _labels((_product(anchor), f"rows {listed(anchor.rows)}, columns {listed(anchor.cols)}")),
         notes=(
             "across tiles a reduction takes all rows or all columns of the product; within a tile it takes the innermost columns",
             "tried: a statistic within the tile; partial results and a finisher",
@@ -254,18 +256,14 @@ def outer(e: Eqn, late: Iterable[Place], defs: dict[str, Eqn]) -> Diagnostic:
     )
 
 
-def finished_output(tensor: Tensor, lanes: Iterable[str], need: set[str]) -> Diagnostic:
-    lanes = tuple(lanes)
-    if lanes:
-        text, help = (
-            f"output `{tensor.name}` has the lanes {listed(lanes)}, but a reduction's result is one value",
-            "make one output for each lane",
-        )
-    else:
-        text = f"output `{tensor.name}` must have exactly {listed(frozenset(need))} here"
-        help = "give the output the axes of the rows, or of the columns, or none"
+def finished_output(tensor: Tensor, need: set[str]) -> Diagnostic:
     return Diagnostic(
-        "C0414", text, tensor.span, "this output", notes=("a finisher writes one value a row, one a column, or a scalar",), help=help
+        "C0414",
+        f"output `{tensor.name}` must have exactly {listed(frozenset(need))} here",
+        tensor.span,
+        "this output",
+        notes=("a finisher writes one value a row, one a column, or a scalar",),
+        help="give the output the axes of the rows, or of the columns, or none",
     )
 
 
@@ -275,7 +273,7 @@ def output_axis(tensor: Tensor, axis: str, anchor: Anchor) -> Diagnostic:
         f"output `{tensor.name}` has the axis `{axis}`, which is neither a row nor a column of the product",
         tensor.span,
         "this output",
-        _labels((anchor.accumulators[0].eqn, f"rows {listed(anchor.rows)}, columns {listed(anchor.cols)}")),
+        _labels((_product(anchor), f"rows {listed(anchor.rows)}, columns {listed(anchor.cols)}")),
         notes=("a kernel writes one element for each position of its product",),
         help=f"leave {axis} out of the output",
     )

@@ -23,11 +23,17 @@ def report(plan: Plan) -> str:
     lines = [signature(program), ""]
     free = [a.name for a in program.axes if a.extent is None]
     lines.append("nominal extents: " + (", ".join(f"{a}={size[a]}" for a in free) or "all fixed"))
-    for i, kernel in enumerate(plan.kernels):
-        lines += ["", f"{i + 1}. " + (_gemm(kernel) if isinstance(kernel, Gemm) else _finish(kernel))]
-        lines += [f"   {line}" for line in _details(kernel)]
+    lines += ["several kernels, because:" for _ in plan.why[:1]] + [f"  {reason}" for reason in plan.why]
+    number = 0
+    for part in plan.parts:
+        for kernel in part.launched:
+            number += 1
+            lines += ["", f"{number}. " + (_gemm(kernel) if isinstance(kernel, Gemm) else _finish(kernel))]
+            lines += [f"   {line}" for line in _details(kernel)]
+        lines += [f"   {line}" for line in _between(plan, part)]
+    lines += ["" for _ in plan.same[:1]] + [f"{output} is {given} as it is: no kernel" for output, given in plan.same]
     fused, unfused = traffic(plan), unfused_traffic(program)
-    flops = _flops(plan)
+    flops = sum(map(_flops, plan.parts))
     lines += [
         "",
         f"memory: {_bytes(fused)} against {_bytes(unfused)} unfused ({unfused / fused:.1f}x less), {flops / 1e9:.1f} GFLOP in the product",
@@ -37,7 +43,29 @@ def report(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _between(plan: Plan, part: Plan) -> list[str]:
+    """What a stage leaves for later ones, for whom and why."""
+    size = nominal(plan.program)
+    lines = []
+    for t in (o.tensor for o in part.program.outputs if o.tensor in plan.temps):
+        readers = [p for p in plan.stages if any(x.name == t.name for x in p.program.inputs)]
+        operands = [p.program.name for p in readers if _multiplied(p, t.name)]
+        others = [p.program.name for p in readers if p.program.name not in operands]
+        why = [f"an operand of {', '.join(operands)}"] if operands else []
+        why += [f"needed by {', '.join(others)}, which cannot compute it again without a product or a whole reduction"] if others else []
+        count = prod(size[a] for a in t.axes) * t.dtype.bits / 8
+        lines.append(f"leaves {t.name}: {t.dtype}[{', '.join(t.axes)}], {_bytes(count)}: {'; '.join(why)}")
+    return lines
+
+
+def _multiplied(part: Plan, tensor: str) -> bool:
+    """Is the tensor an operand of the stage's product?"""
+    return any(o.tensor == tensor for k in part.kernels if isinstance(k, Gemm) for p in k.products for o in (p.a, *p.b))
+
+
 def _gemm(kernel: Gemm) -> str:
+    if not kernel.products:
+        return f"map {kernel.name}: rows {listed(kernel.rows)}, columns {listed(kernel.cols)}, no product"
     segments = f", {len(kernel.accumulators)} accumulators side by side" if len(kernel.accumulators) > 1 else ""
     depth = f", {len(kernel.products)} products into each" if len(kernel.products) > 1 else ""
     return f"gemm {kernel.name}: rows {listed(kernel.rows)}, columns {listed(kernel.cols)}{segments}{depth}"
@@ -69,6 +97,8 @@ def _operations(eqns: tuple[Eqn, ...]) -> str:
 
 def traffic(plan: Plan) -> float:
     """Bytes that the kernels read and write, each tensor once a kernel, and copies twice."""
+    if plan.stages:
+        return sum(map(traffic, plan.stages)) or 1.0
     program = plan.program
     size, tensors = nominal(program), {t.name: t for t in (*program.inputs, *(o.tensor for o in program.outputs))}
 
@@ -79,7 +109,7 @@ def traffic(plan: Plan) -> float:
     m, n = prod(size[a] for a in gemm.rows), prod(size[a] for a in gemm.cols)
     work: dict[str, float] = {}
     total = 0.0
-    for kernel in plan.kernels:
+    for kernel in plan.launched:
         named: set[str] = set()
         if isinstance(kernel, Gemm):
             named |= {o.tensor for p in kernel.products for o in (p.a, *p.b)} | {

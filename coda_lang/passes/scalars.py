@@ -78,11 +78,12 @@ class Ports:
         return at[-1][0] if self.tiles and self.is_tile(at[:-1], stored.dtype) else None
 
     def is_tile(self, at: tuple[tuple[str, At], ...], dtype: DType) -> bool:
-        """Has the access the geometry of the accumulator: every row and column axis, whole?"""
+        """Has the access the geometry of the accumulator: every row and column axis, whole? (A single axis makes no tile.)"""
         along = [x for _, x in at if isinstance(x, Along)]
         anchor = self.placement.anchor
         whole = all(not isinstance(x, Along) or (x.start == 0 and self.extents[a] == self.extents[x.axis]) for a, x in at)
-        return dtype.kind == "float" and {x.axis for x in along} == {*anchor.rows, *anchor.cols} and whole
+        two = bool(anchor.rows and anchor.cols)
+        return dtype.kind == "float" and two and {x.axis for x in along} == {*anchor.rows, *anchor.cols} and whole
 
     def position(self, at: Along) -> Var:
         """A coordinate."""

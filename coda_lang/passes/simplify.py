@@ -10,12 +10,13 @@ from dataclasses import replace
 
 from .. import ops
 from ..ir.graph import Atom, Eqn, Lit, Program, Var
+from .fold import fold
 from .state import State, definitions, uses
 
 
 def simplify(state: State) -> State:
     """The pass."""
-    program, moved = side_by_side(live(common(state.program)))
+    program, moved = side_by_side(live(common(fold(common(state.program)))))
     notes = tuple(f"sum of products{where}: products are added first, in one accumulator (f32, another order)" for where in moved)
     return replace(state, program=live(program), notes=state.notes + notes)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import prod
 
 from .. import ops
+from ..diagnostics.model import Diagnostic
 from ..ir.graph import Eqn, Lit, Program, Tensor, Var
 from ..ir.kernels import Along, Plan, to_text
 from ..ir.printer import to_text as program_text
@@ -111,11 +112,16 @@ class State:
     placement: Placement | None = None
     plan: Plan | None = None
     notes: tuple[str, ...] = ()  # what the compiler took the liberty to do
+    why: tuple[Diagnostic, ...] = ()  # what keeps the program from being one kernel
+    stages: tuple[State, ...] = ()  # one a kernel, where the program needs several
+    same: tuple[tuple[str, str], ...] = ()  # outputs that are an input as it is: (output, input)
 
     def text(self) -> str:
         """What `codac ir --after NAME` prints."""
         if self.plan is not None:
             return to_text(self.plan)
+        if self.stages:
+            return "\n".join(stage.text() for stage in self.stages)
         out = program_text(self.program)
         if self.placement is not None:
             out += "\n" + str(self.placement.anchor) + "\n"

@@ -9,8 +9,14 @@ from ..ops import TABLE
 
 def verify_plan(plan: Plan) -> None:
     """Scalars are defined once, before use; work tensors have a writer before a reader; outputs are written. Raises ValueError."""
-    written: list[str] = []
-    for kernel in plan.kernels:
+    written: list[str] = [output for output, _ in plan.same]
+    for part in plan.stages:
+        unwritten = [t.name for t in part.program.inputs if t not in plan.program.inputs and t.name not in written]
+        if unwritten:
+            raise ValueError(f"{part.program.name}: {', '.join(unwritten)} is read before it is written")
+        verify_plan(part)
+        written += [o.tensor.name for o in part.program.outputs]
+    for kernel in () if plan.stages else plan.kernels:
         if isinstance(kernel, Gemm):
             _gemm(kernel, written)
         else:

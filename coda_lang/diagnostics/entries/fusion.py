@@ -1,4 +1,6 @@
-"""Entries of the error catalog, C04xx: what cannot be fused."""
+"""Entries of the error catalog, C04xx: what cannot be one kernel.
+
+Most are no errors: the program becomes several kernels, and `codac plan` gives the code as the reason."""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ ENTRIES: tuple[Entry, ...] = (
         "C0401",
         "a program of several kernels",
         """An operand of a product comes out of another product. Every row of the second needs whole rows of the first, so the first must be
-        finished: two kernels. This version compiles programs of one product; programs of several come with a later one.""",
+        finished: two kernels, and what stands between them is stored. `codac plan` shows both.""",
         """
 program mlp(x: bf16[m, d], w: bf16[f, d], v: bf16[e, f]) -> (y: bf16[m, e])
 y = relu(x @ w) @ v
@@ -21,23 +23,7 @@ h = relu(x @ w)
 program down(h: bf16[m, f], v: bf16[e, f]) -> (y: bf16[m, e])
 y = h @ v
 """,
-        "Write one program a product, the result of the first an input of the second.",
-    ),
-    Entry(
-        "C0402",
-        "a program without a product",
-        """A kernel is anchored on a product, whose tiles carry everything else. Programs without one (a norm, a loss) are map kernels:
-        the same
-        body on loaded tiles. This version does not make them yet.""",
-        """
-program gate(z: bf16[m, n], s: bf16[n]) -> (y: bf16[m, n])
-y = silu(z) * s
-""",
-        """
-program gate(x: bf16[m, k], w: bf16[n, k], s: bf16[n]) -> (y: bf16[m, n])
-y = silu(x @ w) * s
-""",
-        "Write it behind the product that makes its input.",
+        "Nothing to do: the program becomes one kernel a product.",
     ),
     Entry(
         "C0403",
@@ -75,8 +61,7 @@ y = matmul[k](x, w)
         "C0405",
         "an operand that is computed",
         """A kernel loads the operands of its product as they are stored, straight into the tensor cores. An operand that is computed
-        from inputs
-        (scaled, added, rounded from f32) would have to be written first by a kernel of its own.
+        from inputs (scaled, added, rounded from f32) is written first, by a kernel of its own.
 
         A factor that carries no contracted axis can be moved behind the product by hand: (x · s) @ w = s · (x @ w).""",
         """
@@ -87,15 +72,15 @@ y = bf16(x * s) @ w
 program scaled(x: bf16[m, k], w: bf16[n, k], s: f32[m]) -> (y: bf16[m, n])
 y = (x @ w) * s
 """,
-        "Move the computation behind the product, or make its result an input.",
+        "Move the computation behind the product, and one kernel does it all.",
     ),
     Entry(
         "C0406",
         "a result of all tiles inside one tile",
         """A reduction over all columns (or rows) of a product is complete only when every tile is done; until then each tile has a
         part of it. So
-        its result cannot be used by the kernel that computes it. What can be done there: store the value and the reduction, and apply
-        the result behind the next product.
+        its result cannot be used by the kernel that computes it. The value and the reduction are stored, and a second kernel, one pass
+        over memory, goes on from there.
 
         Over a fixed group of inner columns that fits a tile (a head) a statistic is known at once, and this error does not arise.""",
         """
@@ -108,7 +93,7 @@ t     = x @ w
 h     = t * g
 sumsq = sum[d](t * t)
 """,
-        "Output the value and the reduction; apply the result in the next program.",
+        "To do without the second kernel, output the value and the reduction, and apply the result behind the next product.",
     ),
     Entry(
         "C0407",
@@ -148,9 +133,8 @@ y = expand[e](x @ w) * r
     Entry(
         "C0409",
         "a reduction of an input",
-        """A kernel reduces values of its own product. A reduction (or `gather`) of something that no product made needs a kernel of
-        its own before
-        this one.""",
+        """A kernel with a product reduces values of that product. A reduction (or `gather`) of something that no product made is a kernel of
+        its own before this one.""",
         """
 program normed(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])
 y = (x @ w) * rsqrt(mean[k](x * x) + 1e-5)
@@ -159,7 +143,7 @@ y = (x @ w) * rsqrt(mean[k](x * x) + 1e-5)
 program normed(x: bf16[m, k], w: bf16[n, k], ms: f32[m]) -> (y: bf16[m, n])
 y = (x @ w) * rsqrt(ms + 1e-5)
 """,
-        "Make the result an input, reduced by an earlier program (perhaps the one that makes x).",
+        "If another program makes x, let it reduce x as well, and make the result an input.",
     ),
     Entry(
         "C0410",
@@ -213,8 +197,7 @@ z = gather[v](x @ w, i)
         "C0413",
         "a finished reduction spread out again",
         """A reduction is finished by a small second kernel that makes one value a row, one a column, or a scalar. Spreading finished
-        values over
-        rows and columns would need a third kernel.""",
+        values over rows and columns is a kernel of its own.""",
         """
 program outer(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])
 z = x @ w
@@ -226,22 +209,23 @@ z = x @ w
 rows = sum[n](z)
 columns = sum[m](z)
 """,
-        "Output the reductions, and do this step in the next program.",
+        "To do without the last kernel, output the reductions, and do this step where they are used.",
     ),
     Entry(
         "C0414",
         "an output of the wrong extent",
         """A tile writes values that have all the rows of the product; a finisher writes one value a row, one a column, or a scalar. An
-        output with only
-        some of the rows, or with lanes of a finished reduction, is none of these.""",
+        output with only some of the rows is none of these, so a kernel of its own writes it.""",
         """
-program sums(x: bf16[m, d], w: bf16[f, lane=2, d]) -> (s: f32[m, lane])
-s = sum[f](x @ w)
+program scores(x: bf16[b, t, k], w: bf16[n, k], c: f32[b]) -> (y: bf16[b, t, n], e: f32[b])
+y = x @ w
+e = exp(c)
 """,
         """
-program sums(x: bf16[m, d], w: bf16[f, lane=2, d]) -> (gate: f32[m], up: f32[m])
-gate, up = sum[f](x @ w)
+program scores(x: bf16[b, t, k], w: bf16[n, k], c: f32[b, t]) -> (y: bf16[b, t, n], e: f32[b, t])
+y = x @ w
+e = exp(c)
 """,
-        "Make one output for each lane, or keep all the rows.",
+        "Nothing to do; or give the output all the rows.",
     ),
 )

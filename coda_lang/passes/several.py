@@ -1,0 +1,268 @@
+"""Programs of several kernels: cut into stages, the passes over each of them, one plan again.
+
+In: a simplified program. Out: a `State` with a stage for each kernel and its finishers, and, in the end, one `Plan` in launch order.
+What stands between kernels is stored in an order that all of them can use as it is; where there is none, in two orders.
+Non-goals: where to cut (`stages`), what a stage becomes (`anchor` to `layout`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import permutations
+
+from ..diagnostics.model import CodaError, Diagnostic
+from ..ir.graph import Atom, Output, Program, Tensor, Var
+from ..ir.kernels import Plan, Read, Store
+from .anchor import accumulators, anchor
+from .layout import layout
+from .partition import partition
+from .place import place
+from .simplify import live
+from .stages import Stages, named
+from .stages import cut as cut_program
+from .state import State, nominal
+
+Pass = Callable[[State], State]
+
+MOST_ORDERS = 24  # of an intermediate's axes that are tried
+MOST_BYTES = 104 * 1024  # of shared memory, for tiles on their way; the rest is the operands'
+
+
+def cut(state: State) -> State:
+    """The pass: a program that one kernel computes stays whole, any other becomes stages. Raises CodaError (C04xx)."""
+    whole: CodaError | None = None
+    try:
+        _kernel(state)
+        return state
+    except CodaError as e:
+        whole = e
+    found = cut_program(with_nominal(state.program))
+    try:
+        made = staged(state, found)
+    except CodaError:
+        raise whole from None
+    if len(made.stages) < 2 and not found.same:
+        raise whole
+    return replace(made, why=tuple(whole.diagnostics))
+
+
+def with_nominal(program: Program) -> Program:
+    """The program with an extent for every free axis, so that all its stages count with the same."""
+    size = nominal(program)
+    return replace(program, nominal=tuple((a.name, size[a.name]) for a in program.axes if a.extent is None))
+
+
+def staged(state: State, found: Stages) -> State:
+    """The state with these stages, each named after what it writes. Raises CodaError where one has no kernel."""
+    name = state.program.name
+    programs: list[Program] = []
+    problems: list[Diagnostic] = []
+    for p in found.programs:
+        try:
+            programs += fitting(p)
+        except CodaError as e:
+            problems += e.diagnostics
+    if problems:
+        raise CodaError(problems)
+    programs = [replace(p, name=f"{name}_{p.outputs[0].tensor.name}", doc="") for p in programs]
+    return replace(state, stages=tuple(State(p) for p in programs), same=found.same)
+
+
+def fitting(program: Program) -> list[Program]:
+    """A stage as it is if one tile can hold it; else several: the accumulators are stored, and map kernels take what did not fit.
+
+    Raises CodaError with what is wrong with the stage as it was, where that does not help.
+    """
+    problem = _problem(program)
+    if problem is None:
+        return [program]
+    sums = [var for var, *_ in accumulators(program)]
+    if not sums and len(program.outputs) < 2:
+        raise problem
+    taken = {t.name for t in _tensors(program)}
+    held = {v.name: Output(Tensor(v.name if v.name not in taken else f"{v.name}_acc", v.ty.dtype, v.ty.axes), v) for v in sums}
+    held |= {o.value.name: o for o in program.outputs if o.value.name in held}
+    kept = list(held.values())
+    if sums and _problem(_only(program, kept)) is not None:
+        raise problem
+    rest: list[Output] = []
+    for o in program.outputs:
+        if o not in kept:
+            (kept if _problem(_only(program, [*kept, o])) is None else rest).append(o)
+    if not sums:
+        return [_only(program, kept), *fitting(_only(program, rest))] if kept else _first_apart(program, problem)
+    loaded = {name: Var(o.tensor.name, o.value.ty) for name, o in held.items()}
+    eqns = tuple(
+        replace(e, args=tuple(loaded.get(a.name, a) if isinstance(a, Var) else a for a in e.args))
+        for e in program.eqns
+        if e.out.name not in held
+    )
+    inputs = (*program.inputs, *(o.tensor for o in held.values()))
+    return [_only(program, kept), *fitting(_only(replace(program, inputs=inputs, eqns=eqns), rest))]
+
+
+def _first_apart(program: Program, problem: CodaError) -> list[Program]:
+    """Every output of a map stage by itself."""
+    parts = [_only(program, [o]) for o in program.outputs]
+    if len(parts) < 2:
+        raise problem
+    return [p for part in parts for p in fitting(part)]
+
+
+def _problem(program: Program) -> CodaError | None:
+    """Why one kernel cannot be this program; None where it can."""
+    try:
+        state = _kernel(State(program))
+    except CodaError as e:
+        return e
+    held, most = _staged_bytes(state), MOST_BYTES if state.plan and state.plan.gemm.products else 2 * MOST_BYTES
+    if held > most:
+        text = f"`{program.name}` loads and stores too many tiles at once: {held} bytes of {most}"
+        return CodaError([Diagnostic("C0601", text, program.span, "this program", help="store fewer outputs, or split the program")])
+    return None
+
+
+def _staged_bytes(state: State) -> int:
+    """Shared memory for tiles that pass through it, two steps deep, in the narrowest steps."""
+    assert state.plan is not None
+    gemm = state.plan.gemm
+    bits = {t.name: t.dtype.bits for t in _tensors(state.program)}
+    tiles = [p.access for p in gemm.ports if isinstance(p, Read) and p.tile] + [s.access for s in gemm.sinks if isinstance(s, Store)]
+    step = 8  # the narrowest
+    return sum(2 * 128 * step * bits[t.tensor] // 8 * (2 if t.packed else 1) for t in tiles)
+
+
+def _only(program: Program, outputs: Sequence[Output]) -> Program:
+    """The part of a program that these outputs need."""
+    made = live(replace(program, outputs=tuple(outputs)))
+    read = {a.name for e in made.eqns for a in e.args if isinstance(a, Var)} | {o.value.name for o in outputs}
+    inputs = tuple(t for t in made.inputs if t.name in read)
+    used = {a for t in (*inputs, *(o.tensor for o in outputs)) for a in t.axes} | {
+        a for e in made.eqns for a in (*e.out.ty.axes, *named(e))
+    }
+    axes, sizes = tuple(a for a in made.axes if a.name in used), tuple(n for n in made.nominal if n[0] in used)
+    return replace(made, inputs=inputs, axes=axes, nominal=sizes)
+
+
+def each(step: Pass) -> Pass:
+    """The pass over every stage. Raises CodaError with the problems of all of them."""
+
+    @functools.wraps(step)
+    def over(state: State) -> State:
+        if not state.stages and not state.same:
+            return step(state)
+        done: list[State] = []
+        problems: list[Diagnostic] = []
+        for stage in state.stages:
+            try:
+                done.append(step(stage))
+            except CodaError as e:
+                problems += e.diagnostics
+        if problems:
+            raise CodaError(problems)
+        return replace(state, stages=tuple(done))
+
+    return over
+
+
+def join(state: State) -> State:
+    """The pass: one plan; intermediates in an order that every kernel can use."""
+    if not state.stages and not state.same:
+        return state
+    stages = list(state.stages)
+    own = {o.tensor.name for o in state.program.outputs}
+    for name in dict.fromkeys(o.tensor.name for s in stages for o in s.program.outputs):
+        _settle(stages, name, name not in own)
+    plans = tuple(s.plan for s in stages if s.plan is not None)
+    layouts = sorted((x for p in plans for x in p.layouts), key=lambda x: not x.copy)
+    kernels = tuple(k for p in plans for k in p.launched)
+    notes = tuple(dict.fromkeys(n for n in (*state.notes, *(n for p in plans for n in p.notes))))
+    why = tuple(dict.fromkeys(f"{d.code}: {d.message}" for d in state.why))
+    plan = Plan(state.program, kernels, tuple(layouts), notes, plans, state.same, why)
+    return replace(state, stages=tuple(stages), plan=plan)
+
+
+def _kernel(state: State) -> State:
+    """A stage through all passes."""
+    return functools.reduce(lambda s, step: step(s), (anchor, place, partition, layout), state)
+
+
+def _copied(stage: State, name: str) -> bool:
+    assert stage.plan is not None
+    return any(x.tensor == name and x.copy for x in stage.plan.layouts)
+
+
+def _settle(stages: list[State], name: str, free: bool) -> None:
+    """An order of `name`'s axes for which no kernel needs a copy; else a second tensor for those that do. Changes `stages`."""
+    users = [i for i, s in enumerate(stages) if any(t.name == name for t in _tensors(s.program))]
+    if not any(_copied(stages[i], name) for i in users[0 if free else 1 :]):
+        return
+    tensor = next(o.tensor for o in stages[users[0]].program.outputs if o.tensor.name == name)
+    for axes in _orders(tensor) if free else ():
+        made = _redone([_stored(stages[i].program, name, axes) for i in users])
+        if made is not None and not any(_copied(s, name) for s in made):
+            for i, s in zip(users, made):
+                stages[i] = s
+            return
+    writer, readers = users[0], [i for i in users[1:] if _copied(stages[i], name)]
+    second = _unused(stages, f"{name}_again")
+    for axes in _orders(tensor):
+        twice = _also(stages[writer].program, name, Tensor(second, tensor.dtype, axes))
+        renamed = [_stored(stages[i].program, name, axes, second) for i in readers]
+        made = _redone([twice, *renamed])
+        if made is not None and not any(_copied(s, second) for s in made):
+            for i, s in zip([writer, *readers], made):
+                stages[i] = s
+            return
+
+
+def _orders(tensor: Tensor) -> Iterator[tuple[str, ...]]:
+    for i, axes in enumerate(permutations(tensor.axes)):
+        if i == MOST_ORDERS:
+            return
+        yield axes
+
+
+def _redone(programs: list[Program]) -> list[State] | None:
+    try:
+        return [_kernel(State(p)) for p in programs]
+    except CodaError:
+        return None
+
+
+def _tensors(program: Program) -> Iterator[Tensor]:
+    yield from program.inputs
+    yield from (o.tensor for o in program.outputs)
+
+
+def _stored(program: Program, name: str, axes: tuple[str, ...], called: str = "") -> Program:
+    """The program with `name` stored in another order, perhaps under another name."""
+    called = called or name
+
+    def change(t: Tensor) -> Tensor:
+        return replace(t, name=called, axes=axes) if t.name == name else t
+
+    inputs = tuple(map(change, program.inputs))
+    outputs = tuple(replace(o, tensor=change(o.tensor)) for o in program.outputs)
+    if not any(t.name == name for t in program.inputs):
+        return replace(program, outputs=outputs)
+    def rename(a: Atom) -> Atom:
+        return Var(called, a.ty) if isinstance(a, Var) and a.name == name else a
+
+    eqns = tuple(replace(e, args=tuple(map(rename, e.args))) for e in program.eqns)
+    return replace(program, inputs=inputs, outputs=outputs, eqns=eqns)
+
+
+def _also(program: Program, name: str, tensor: Tensor) -> Program:
+    """The program with an output's value stored a second time."""
+    value = next(o.value for o in program.outputs if o.tensor.name == name)
+    return replace(program, outputs=(*program.outputs, Output(tensor, value)))
+
+
+def _unused(stages: list[State], name: str) -> str:
+    taken = {t.name for s in stages for t in _tensors(s.program)} | {e.out.name for s in stages for e in s.program.eqns}
+    while name in taken:
+        name += "_"
+    return name
