@@ -129,6 +129,7 @@ ONE: dict[str, list[tuple[str, str]]] = {
         ("y = split[lane«==»2](x)", "`=` and `==` confused"),
     ],
     "C0117": [
+        ("y = sum[a «+» b](x)", "`+` between axes"),
         ("y = sum[«0»](x)", "`0` is not an axis"),
         ("y = x[«0»]", "`0` is not an axis"),
         ("y=sum«[]»(x)", "empty brackets"),
@@ -137,6 +138,7 @@ ONE: dict[str, list[tuple[str, str]]] = {
         ("x[«0»] = 3", "`0` is not an axis"),
     ],
     "C0118": [
+        ("y = rename[a «>» b](x)", "`>` where `->` is expected"),
         ("!program f(x: bf16[m, d]«)»", "the signature has no outputs"),
         ("!program f(x: bf16[m, d]) «=» (y: bf16[m])", "`=` where `->` is expected"),
         ("!program f(x: bf16[m, d]) «-» > (y: bf16[m])", "an arrow in two pieces"),
@@ -166,6 +168,8 @@ ONE: dict[str, list[tuple[str, str]]] = {
         ("y = 1, («2, 3)»", "values have no tuples inside"),
     ],
     "C0123": [
+        ("y = x @ w«:»", "not a type annotation"),
+        ("y = f(a«:» b)", "not a type annotation"),
         ("y: «bf16[»m] = x", "not a type annotation"),
         ("y: «=» x", "not a type annotation"),
         ("y = «x: bf16»", "not a type annotation"),
@@ -235,6 +239,7 @@ ONE: dict[str, list[tuple[str, str]]] = {
         ("y = split[lane=«]»(x)", "an extent is missing"),
     ],
     "C0134": [
+        ("!«linear»(x: bf16[m, k]) -> (y: bf16[m])\ny = x\nz = y", "a signature starts with `program`"),
         ("!program «(»x: bf16[m]) -> (y: bf16[m])", "the program has no name"),
         ("!program f(x: bf16[m] «=» 3) -> (y: bf16[m])", "inputs have no defaults"),
         ("!program f «->» (y: bf16[m])", "the inputs stand in parentheses"),

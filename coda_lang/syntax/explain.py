@@ -139,6 +139,8 @@ def _axes(p: Place) -> Diagnostic | None:
         return None
     if p.kind == "COMPARE" and str(p.token) == "==":
         return problems.equals(p.span, "an extent is fixed with one `=`: `lane=2`")
+    if p.kind == "COMPARE" and str(p.token) == ">" and "ARROW" in p.expected:
+        return problems.outputs(p.span, "`>` where `->` is expected", "write `rename[a -> b](x)`")
     if p.back() == "EQUAL":
         return problems.extent(p.span, str(p.token) if p.kind in VALUE_STARTS or p.kind == "MINUS" else "")
     if p.kind == "RSQB" and p.back() == "LSQB":
@@ -146,6 +148,8 @@ def _axes(p: Place) -> Diagnostic | None:
     if p.kind in ("NUMBER", "MINUS", "COLON"):
         mend = "axes have names, never positions: `sum[d](x)`, `x: bf16[m, d]`"
         return problems.axes(p.span, f"`{problems.short(str(p.token))}` is not an axis", mend)
+    if p.kind in OPERATORS:
+        return problems.axes(p.span, f"`{p.token}` between axes", "axes are names, separated by commas; extents are not computed")
     if p.kind == "NAME" and p.back() in ("NAME", "NUMBER"):
         return problems.missing_comma(p.span, str(p.before))
     return None
@@ -170,6 +174,8 @@ def _formals(p: Place) -> bool:
 
 
 def _signature(p: Place) -> Diagnostic | None:
+    if p.kind == "COLON" and p.at == 3 and p.first == "NAME" and p.opener == 1:
+        return problems.signature(p.of(p.tokens[0]), "a signature starts with `program`", f"write `program {p.tokens[0]}(…) -> (…)`")
     if p.first not in ("PROGRAM", "FORWARD") or p.in_axes:
         return None
     if "PROGRAM" in p.expected:
@@ -241,6 +247,8 @@ def _annotation(p: Place) -> Diagnostic | None:
         return problems.annotation(p.of(p.tokens[p.at - 1]).to(p.span), mend)
     if p.back() == "COLON" and p.opener is None:
         return problems.annotation(p.span, "write the element type: `name: bf16 = …`")
+    if p.kind == "COLON":
+        return problems.annotation(p.span, "a colon stands between a name and its type, and nowhere else")
     return None
 
 

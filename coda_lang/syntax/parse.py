@@ -120,9 +120,12 @@ def _assemble(source: Source, nodes: list[tuple[Item, Any]], errors: list[Diagno
 
 
 def _kind(item: Item, node: Any) -> str:
-    """What an item is by its first word, also where that is misspelt."""
+    """What an item is by its first word, also where that is misspelt or missing."""
     first = next((t for t in item.tokens if t.type != "JUNK"), item.tokens[0])
-    if node is None and first.type == "NAME" and len(item.tokens) > 2 and item.tokens[1].type in ("NAME", "PROGRAM"):
+    types = [t.type for t in item.tokens[:4]]
+    if node is None and types == ["NAME", "LPAR", "NAME", "COLON"]:
+        return "PROGRAM"
+    if node is None and types[0] == "NAME" and types[1] in ("NAME", "PROGRAM"):
         return next((word.upper() for word in suggest(first, STATEMENTS)), first.type)
     return first.type
 
