@@ -42,7 +42,6 @@ INLINED_TOO = ("diagnostics.model", "source")
 EDGES: dict[str, tuple[str, ...]] = {
     "lark": ("syntax.",),
     "click": ("cli",),
-    "rich": ("cli", "diagnostics."),
     "filelock": ("backend_cute.cache",),
     "torch": (*(f"backend_cute.{m}" for m in ("torch_fns", "arguments", "host", "twin", "selfcheck")), "torch_api"),
     "cutlass": tuple(f"backend_cute.{m}" for m in ("device_fns", "device_scalar", "gemm_sm90.", "finish", "compile")),
