@@ -47,6 +47,7 @@ TIMED = {
     "rope": ("128x128_pp_c2x1", "128x256_coop_c2x1"),
     "major_mn": ("128x128_pp_c2x1", "256x128_coop_c2x1"),
 }  # fmt: skip
+NARROW = {"major_mn": ("128x160_pp_c2x1", "128x208_pp_c1x2"), "halves_n_major": ("128x160_pp_c1x1", "128x208_pp_c1x1")}  # every swizzle
 SPEED = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 28672, 4096))
 
 
@@ -60,7 +61,7 @@ def wanted(name: str, gemm: Gemm, quick: bool) -> list[str]:
     """Keys of the configurations to compile for a case."""
     offered = [c.key for c in configs.offered(gemm)]
     picked = [k for k in dict.fromkeys((*PICK, *TIMED.get(name, ()))) if k in offered] if name in SWEEP else []
-    picked += [k for k in TIMED.get(name, ()) if k in offered]
+    picked += [k for k in (*TIMED.get(name, ()), *NARROW.get(name, ())) if k in offered]
     default = [configs.default(gemm, 1000, 1000, 1000).key]
     basic = [k for k in offered if k in ("128x128_pp_c1x1", "256x128_coop_c2x1")] or offered[:1]
     return list(dict.fromkeys(default if quick else [*basic, *picked]))
