@@ -205,7 +205,7 @@ def test_the_compiler_and_the_catalog_know_the_same_codes() -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.code)
 def test_entries_are_complete(entry: Entry) -> None:
-    assert entry.kind in ("coda", "python", "shell")
+    assert entry.kind in ("coda", "python", "shell", "reason")
     assert entry.title and not entry.title.endswith(".") and entry.title[0] == entry.title[0].lower()
     assert entry.why.strip().endswith((".", ".)")) and entry.remedy.endswith(".") and entry.wrong.strip()
     assert "\t" not in entry.why + entry.remedy
@@ -220,6 +220,13 @@ def test_the_wrong_example_provokes_exactly_its_code(entry: Entry) -> None:
         assert d.span is not None, "an error in a source has a place"
         assert d.help or d.notes, "an error says what to do"
     assert entry.code in render(raised.value)
+
+
+@pytest.mark.parametrize("entry", named("reason"), ids=lambda e: e.code)
+def test_a_reason_is_given_for_several_kernels_and_none_for_one(entry: Entry) -> None:
+    (made,) = driver.check(Source("several.coda", entry.wrong))
+    assert {reason.split(":")[0] for reason in made.why} == {entry.code}
+    assert not any(p.why for p in driver.check(Source("one.coda", entry.right)))
 
 
 @pytest.mark.parametrize("entry", [e for e in named("coda") if e.right], ids=lambda e: e.code)

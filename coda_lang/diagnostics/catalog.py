@@ -32,9 +32,10 @@ def explain(code: str) -> str | None:
     entry = CATALOG.get(normal(code))
     if entry is None:
         return None
-    parts = [f"{entry.code}: {entry.title}", _wrap(entry.why), "Refused:\n\n" + textwrap.indent(entry.wrong.strip("\n"), "    ")]
+    before, after = entry.headings
+    parts = [f"{entry.code}: {entry.title}", _wrap(entry.why), f"{before}:\n\n" + textwrap.indent(entry.wrong.strip("\n"), "    ")]
     if entry.right:
-        parts.append("Accepted:\n\n" + textwrap.indent(entry.right.strip("\n"), "    "))
+        parts.append(f"{after}:\n\n" + textwrap.indent(entry.right.strip("\n"), "    "))
     return "\n\n".join([*parts, _wrap("Remedy: " + entry.remedy)]) + "\n"
 
 

@@ -15,10 +15,12 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "errors"
 
 def page(entry: Entry) -> str:
     """The page of one code; its examples are fenced so that the documentation's tests run them."""
-    wrong, right = {"coda": (f"coda error={entry.code}", "coda"), "python": ("python", "python"), "shell": ("sh", "sh")}[entry.kind]
-    parts = [f"# {entry.code}: {entry.title}", _flow(entry.why), f"Refused:\n\n```{wrong}\n{entry.wrong.strip(chr(10))}\n```"]
+    fences = {"coda": (f"coda error={entry.code}", "coda"), "python": ("python", "python"), "shell": ("sh", "sh")}
+    wrong, right = fences.get(entry.kind, ("coda", "coda"))
+    before, after = entry.headings
+    parts = [f"# {entry.code}: {entry.title}", _flow(entry.why), f"{before}:\n\n```{wrong}\n{entry.wrong.strip(chr(10))}\n```"]
     if entry.right:
-        parts.append(f"Accepted:\n\n```{right}\n{entry.right.strip(chr(10))}\n```")
+        parts.append(f"{after}:\n\n```{right}\n{entry.right.strip(chr(10))}\n```")
     return "\n\n".join([*parts, f"**Remedy:** {_flow(entry.remedy)}"]) + "\n"
 
 

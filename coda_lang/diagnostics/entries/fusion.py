@@ -24,6 +24,7 @@ program down(h: bf16[m, f], v: bf16[e, f]) -> (y: bf16[m, e])
 y = h @ v
 """,
         "Nothing to do: the program becomes one kernel a product.",
+        "reason",
     ),
     Entry(
         "C0403",
@@ -40,6 +41,7 @@ program pair(x: bf16[m, k], w: bf16[n, k], t: bf16[m, r], b: bf16[n, r]) -> (y: 
 y = x @ w + t @ b
 """,
         "Fold a scale into one of the operands before, or compute one product in a program of its own.",
+        "reason",
     ),
     Entry(
         "C0404",
@@ -73,6 +75,7 @@ program scaled(x: bf16[m, k], w: bf16[n, k], s: f32[m]) -> (y: bf16[m, n])
 y = (x @ w) * s
 """,
         "Move the computation behind the product, and one kernel does it all.",
+        "reason",
     ),
     Entry(
         "C0406",
@@ -94,6 +97,7 @@ h     = t * g
 sumsq = sum[d](t * t)
 """,
         "To do without the second kernel, output the value and the reduction, and apply the result behind the next product.",
+        "reason",
     ),
     Entry(
         "C0407",
@@ -113,6 +117,7 @@ a, b = x @ w
 y = silu(a) * b
 """,
         "Split lanes instead of runs.",
+        "reason",
     ),
     Entry(
         "C0408",
@@ -129,6 +134,7 @@ program spread(x: bf16[m, k], w: bf16[n, k], r: bf16[n, e=2]) -> (y: bf16[m, n, 
 y = expand[e](x @ w) * r
 """,
         "Fix the extent of the axis, or leave it out.",
+        "reason",
     ),
     Entry(
         "C0409",
@@ -144,6 +150,7 @@ program normed(x: bf16[m, k], w: bf16[n, k], ms: f32[m]) -> (y: bf16[m, n])
 y = (x @ w) * rsqrt(ms + 1e-5)
 """,
         "If another program makes x, let it reduce x as well, and make the result an input.",
+        "reason",
     ),
     Entry(
         "C0410",
@@ -160,6 +167,7 @@ program heads(x: bf16[m, d], w: bf16[head, hd=64, d]) -> (s: f32[m, head])
 s = sum[hd](x @ w)
 """,
         "Reduce over the innermost columns, or over all of them; or declare the weight with the reduced axes innermost.",
+        "reason",
     ),
     Entry(
         "C0411",
@@ -176,6 +184,7 @@ program heads(x: bf16[m, d], w: bf16[head, hd=128, d], g: bf16[hd]) -> (y: bf16[
 y = rmsnorm[hd](x @ w, g, 1e-6)
 """,
         "Fix the extent of the group in the signature.",
+        "reason",
     ),
     Entry(
         "C0412",
@@ -192,6 +201,7 @@ program picked(x: bf16[m, d], w: bf16[v, d], i: i64[m]) -> (z: f32[m])
 z = gather[v](x @ w, i)
 """,
         "Gather along the only column axis of the product.",
+        "reason",
     ),
     Entry(
         "C0413",
@@ -210,6 +220,7 @@ rows = sum[n](z)
 columns = sum[m](z)
 """,
         "To do without the last kernel, output the reductions, and do this step where they are used.",
+        "reason",
     ),
     Entry(
         "C0414",
@@ -227,5 +238,6 @@ y = x @ w
 e = exp(c)
 """,
         "Nothing to do; or give the output all the rows.",
+        "reason",
     ),
 )

@@ -40,5 +40,6 @@ g, u = r
 y = x @ w + g * u
 """,
         "Pass the tensor twice, under two names.",
+        "reason",
     ),
 )
