@@ -119,7 +119,7 @@ def test_the_reference_is_the_program_as_written():
     assert function_of(text, "p_reference") == '''\
 def p_reference(f, x, w, b):
     """p as written; each value has one dim for each of the axes m, k, n."""
-    M, K, N = range(3)
+    M, K, N = 0, 1, 2
     size = (x.shape[0], x.shape[1], w.shape[0])
     x = f.load(x, (M, K), 3)
     w = f.load(w, (N, K), 3)

@@ -11,10 +11,11 @@ import ast
 import functools
 import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from .. import ops
 from ..ir.graph import Eqn, Program, Var
-from ..ir.kernels import Gemm, Plan, Reduce, Sink
+from ..ir.kernels import Gemm, Kernel, Plan, Reduce, Sink
 from ..passes.report import contract
 from ..passes.state import extents, signature
 from .lower import lower, phase_name
@@ -24,18 +25,52 @@ from .text import WIDTH, Raw, body, call, constant, literal, public, returns, sa
 def emit(plans: Iterable[Plan]) -> str:
     """The module of these programs, in order."""
     plans = tuple(plans)
-    taken = {p.program.name for p in plans}
-    alias = next(n for n in ("s", "spec", "spec_records") if n not in taken)
-    runtime = next(n for n in ("function", "runtime", "coda_runtime") if n not in taken)
-    parts = [_program(p, alias, runtime) for p in plans]
+    names = Names([public(p.program.name) for p in plans])
+    alias, runtime = names.take("s"), names.take("function")
+    plans = tuple(names.kernels(p) for p in plans)
+    parts = [_program(p, names, alias, runtime) for p in plans]
     text = "\n\n\n".join(parts)
-    names = [n for n in ("inf", "nan") if any(isinstance(x, ast.Name) and x.id == n for x in ast.walk(ast.parse(text)))]
+    numbers = [n for n in ("inf", "nan") if any(isinstance(x, ast.Name) and x.id == n for x in ast.walk(ast.parse(text)))]
     head = _docstring(plans)
-    imports = [f"from math import {', '.join(names)}\n"] if names else []
+    imports = [f"from math import {', '.join(numbers)}\n"] if numbers else []
     renamed = f" as {runtime}" if runtime != "function" else ""
     imports += [f"from coda_lang.backend_cute import function{renamed}", f"from coda_lang.backend_cute import spec as {alias}"]
     main = f'if __name__ == "__main__":\n    raise SystemExit({runtime}.main([{", ".join(public(p.program.name) for p in plans)}]))\n'
     return f"{head}\n\n" + "\n".join(imports) + "\n\n" + text + "\n\n" + main
+
+
+class Names:
+    """The names of one module, each given once; those of the programs come first, whatever they are."""
+
+    def __init__(self, programs: Iterable[str]) -> None:
+        self.taken = {*programs, "inf", "nan"}
+        self.used: set[str] = set()  # by kernels, which name the files of a build
+
+    def take(self, name: str) -> str:
+        """The name, or one like it."""
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
+
+    def kernels(self, plan: Plan) -> Plan:
+        """The plan with names for its kernels that leave their scalar functions names of their own."""
+        if plan.stages:
+            stages = tuple(map(self.kernels, plan.stages))
+            return replace(plan, stages=stages, kernels=tuple(k for p in stages for k in p.launched))
+        return replace(plan, kernels=tuple(self._kernel(plan, k) if k in plan.launched else k for k in plan.kernels))
+
+    def _kernel(self, plan: Plan, kernel: Kernel) -> Kernel:
+        while kernel.name in self.used or self.taken & set(function_names(plan, kernel)):
+            kernel = replace(kernel, name=kernel.name + "_")
+        self.used.add(kernel.name)
+        self.taken.update(function_names(plan, kernel))
+        return kernel
+
+
+def function_names(plan: Plan, kernel: Kernel) -> list[str]:
+    """The names of a kernel's scalar functions."""
+    return [phase_name(plan, kernel, i) for i in range(len(kernel.phases) if isinstance(kernel, Gemm) else 1)]
 
 
 def _docstring(plans: Sequence[Plan]) -> str:
@@ -49,11 +84,12 @@ def _docstring(plans: Sequence[Plan]) -> str:
     return "\n".join(line if len(line) <= WIDTH else textwrap.fill(line, WIDTH) for line in lines)
 
 
-def _program(plan: Plan, alias: str, runtime: str) -> str:
+def _program(plan: Plan, names: Names, alias: str, runtime: str) -> str:
     program = plan.program
     record = lower(plan)
     name = program.name
-    constant_name = name.upper() if name.upper() != name else f"{name}_RECORD"
+    constant_name = names.take(name.upper() if name.upper() != name else f"{name}_RECORD")
+    written = names.take(f"{name}_reference")
     functions = _functions(plan)
     title = f"# --- {name} "
     blocks = [title + "-" * (119 - len(title))]
@@ -61,13 +97,13 @@ def _program(plan: Plan, alias: str, runtime: str) -> str:
     blocks[0] += "".join(f"\n# {line}" for line in textwrap.wrap(program.doc, WIDTH - 4))
     blocks[0] += "\n#\n# Shapes\n" + "\n".join(f"#   {line}" for c in contract(plan) for line in textwrap.wrap(c, WIDTH - 6))
     blocks += [text for _, text in functions]
-    blocks.append(reference(plan))
+    blocks.append(reference(plan, written))
     blocks.append(f"{constant_name} = {literal(record, 0, len(constant_name) + 3, alias)}")
     table = {fn: Raw(fn) for fn, _ in functions}
-    head, tail = f"{public(name)} = {runtime}.Function(", f", {name}_reference)"
+    head, tail = f"{public(name)} = {runtime}.Function(", f", {written})"
     flat = f"{head}{constant_name}, {literal(table, 0, -9999)}{tail}"
     if len(flat) > WIDTH:
-        flat = f"{head}\n    {constant_name},\n    {literal(table, 4, 1)},\n    {name}_reference,\n)"
+        flat = f"{head}\n    {constant_name},\n    {literal(table, 4, 1)},\n    {written},\n)"
     return "\n\n\n".join(blocks) + "\n\n" + flat
 
 
@@ -119,9 +155,9 @@ def _result(atom, known: dict[str, ast.expr]) -> str:
 # --- the program as written ----------------------------------------------------------------------------------------------
 
 
-def reference(plan: Plan) -> str:
-    """The program in straight-line torch; every value has one dim for each axis."""
-    return _Reference(plan.program).text()
+def reference(plan: Plan, name: str) -> str:
+    """The program in straight-line torch, a function of this name; every value has one dim for each axis."""
+    return _Reference(plan.program).text(name)
 
 
 def _number(e: Eqn, name: str) -> ast.expr:
@@ -142,17 +178,18 @@ class _Reference:
         self.rank = len(program.axes)
         self.extents = extents(program)
 
-    def text(self) -> str:
+    def text(self, name: str) -> str:
         p = self.program
         lines, known = body(p.eqns, [o.value for o in p.outputs], self.right)
         stores = [self.store(o) for o in p.outputs]
         names = [safe(t.name) for t in p.inputs]
         out = [
-            f"def {p.name}_reference({', '.join(['f', *names])}):",
+            f"def {name}({', '.join(['f', *names])}):",
             f'    """{p.name} as written; each value has one dim for each of the axes {", ".join(a.name for a in p.axes)}."""',
         ]
-        out.append(f"    {', '.join(self.dims.values())}{',' if self.rank == 1 else ''} = range({self.rank})")
-        if any("size[" in text for text in (*stores, *(line.value for line in lines))):
+        if self.dims:
+            out.append(f"    {', '.join(self.dims.values())} = {', '.join(map(str, range(self.rank)))}")
+        if self.dims and any("size[" in text for text in (*stores, *(line.value for line in lines))):
             out.append(f"    size = ({', '.join(self.size(a.name) for a in p.axes)}{',' if self.rank == 1 else ''})")
         out += [f"    {n} = f.load({n}, {self.tuple(t.axes)}, {self.rank})" for n, t in zip(names, p.inputs)]
         out += [line.text() for line in lines]

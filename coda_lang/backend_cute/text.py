@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import json
-import keyword
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -22,13 +21,18 @@ LONGEST = 104  # an expression longer than this is taken apart
 
 
 def safe(name: str) -> str:
-    """The name as a Python variable: `lambda` and the function library's `f` are taken."""
-    return name + "_" if keyword.iskeyword(name) or name in ("f", "inf", "nan", "size") else name
+    """The name as a Python variable of a function: the function library's `f` is taken. No two names become one."""
+    return _apart(name, ("f", "inf", "nan", "size"))
 
 
 def public(name: str) -> str:
     """A program's name as that of its function in the module."""
-    return name + "_" if keyword.iskeyword(name) or name in ("inf", "nan") else name
+    return _apart(name, ("inf", "nan"))
+
+
+def _apart(name: str, taken: tuple[str, ...]) -> str:
+    """Taken names get a `_`, and so does what they would then be taken for: `f` is `f_`, `f_` is `f__`. Python's words are no names."""
+    return name + "_" if name.rstrip("_") in taken else name
 
 
 def constant(lit: Lit) -> ast.expr:

@@ -1,0 +1,84 @@
+"""What once went wrong, each with the input that showed it: whatever names, shapes and numbers a program has, it means what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import coda_lang  # noqa: E402
+
+X, W = torch.randn(5, 16).bfloat16(), torch.randn(8, 16).bfloat16()
+PRODUCT = X.double() @ W.double().T
+
+
+def close(value: Any, expected: Any, tolerance: float = 1e-2) -> None:
+    """Equal in float64 but for what bf16 rounds away."""
+    torch.testing.assert_close(value.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def both(fn: Any, *tensors: Any, **named: Any) -> tuple[Any, Any]:
+    """What the program computes as written, and as its kernels do."""
+    return fn.reference(*tensors, **named), fn.reference_planned(*tensors, **named)
+
+
+@pytest.mark.parametrize("name", ["f", "size", "inf_", "nan"])
+def test_two_values_are_two_variables_of_the_emitted_text(name: str) -> None:
+    """`f` is the function library in the text, so the value was written `f_`, over a value called `f_`."""
+    text = "program p(x: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\n"
+    text += f"{name} = x @ w\n{name}_ = exp(-abs({name}))\ny = {name} * {name}_ + {name}_\n"
+    expected = (PRODUCT + 1) * torch.exp(-PRODUCT.abs())
+    for y in both(coda_lang.compile(text), X, W):
+        close(y, expected)
+    text = f"program p(x: bf16[m, d], w: bf16[n, d], {name}: f32[n], {name}_: f32[m]) -> (y: bf16[m, n])\ny = (x @ w + {name}) * {name}_\n"
+    a, b = torch.randn(8), torch.randn(5)
+    for y in both(coda_lang.compile(text), X, W, a, b):
+        close(y, (PRODUCT + a) * b[:, None], 0.05)
+
+
+@pytest.mark.parametrize("name", ["range", "print", "torch", "tuple", "M", "acc"])
+def test_a_value_may_have_the_name_of_anything_in_python(name: str) -> None:
+    text = f"program p(x: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\n{name} = x @ w\ny = {name} + f32(index[m])\n"
+    for y in both(coda_lang.compile(text), X, W):
+        close(y, PRODUCT + torch.arange(5)[:, None])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "p p_reference",
+        "p P",
+        "P p",
+        "p_rows p",
+        "p_phase0 p",
+        "s spec",
+        "s s_",
+        "function function_",
+        "range torch",
+        "nan nan_",
+        "p p_RECORD",
+    ],
+)
+def test_programs_of_one_module_have_parts_of_their_own(names: str) -> None:
+    """The parts of a program (record, reference, scalar functions) are named after it; another program may have that name."""
+    one, other = names.split()
+    signature = "(x: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n], r: f32[m])\n"
+    text = f"program {one}{signature}y = x @ w\nr = sum[n](y)\n\nprogram {other}{signature}y = (x @ w) * 2.0\nr = sum[n](y)\n"
+    found = coda_lang.compile(text)
+    for name, factor in ((one, 1), (other, 2)):
+        fn = getattr(found, name)
+        assert fn.program.name == name
+        for y, r in both(fn, X, W):
+            close(y, PRODUCT * factor)
+            close(r, y.double().sum(1), 1e-3)
+
+
+def test_kernels_of_one_module_have_names_of_their_own() -> None:
+    """Kernels name the files of a build: the second kernel of `a` and the only one of `a_b` were both called `a_b`."""
+    text = "program a(x: bf16[m, d], w: bf16[n, d], v: bf16[k, n]) -> (b: bf16[m, k])\nb = silu(x @ w) @ v\n\n"
+    text += "program a_b(x: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\ny = x @ w\n"
+    found = coda_lang.compile(text)
+    kernels = [k.name for fn in (found.a, found.a_b) for k in fn.program.kernels]
+    assert len(set(kernels)) == len(kernels) == 3
