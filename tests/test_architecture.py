@@ -43,7 +43,7 @@ EDGES: dict[str, tuple[str, ...]] = {
     "lark": ("syntax.",),
     "click": ("cli",),
     "filelock": ("backend_cute.cache",),
-    "torch": (*(f"backend_cute.{m}" for m in ("torch_fns", "arguments", "host", "twin", "selfcheck")), "torch_api"),
+    "torch": (*(f"backend_cute.{m}" for m in ("torch_fns", "arguments", "host", "twin", "selfcheck", "autograd", "torch_ops")), "torch_api"),
     "cutlass": tuple(f"backend_cute.{m}" for m in ("device_fns", "device_scalar", "gemm_sm90.", "finish", "compile")),
     "cuda": ("backend_cute.compile", "backend_cute.gemm_sm90."),
     "tvm_ffi": ("backend_cute.compile", "backend_cute.load"),

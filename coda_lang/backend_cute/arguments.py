@@ -6,10 +6,14 @@ In: a `spec.Program`, what the caller passed. Out: values in signature order, th
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
 
 from ..diagnostics.model import Diagnostic
 from . import errors, spec
@@ -17,6 +21,8 @@ from .binding import Binding
 from .torch_fns import DTYPES
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+TRACED = (FakeTensor, FunctionalTensor)
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -104,9 +110,89 @@ def check_gpu(program: spec.Program, device: torch.device, arch: str = "sm_90a")
         )
 
 
-def wants_gradients(arguments: Sequence[Any]) -> bool:
-    """May autograd want a backward of this call?"""
-    return torch.is_grad_enabled() and any([isinstance(t, torch.Tensor) and t.requires_grad for t in arguments])
+def wants_gradients(arguments: Sequence[Any], of: Sequence[bool] | None = None) -> bool:
+    """May autograd want a backward of this call, by any argument, or by one of those marked in `of`?"""
+    if not torch.is_grad_enabled():
+        return False
+    needs = [isinstance(t, torch.Tensor) and t.requires_grad for t in arguments]
+    return any(needs) if of is None else any([n and o for n, o in zip(needs, of)])
+
+
+def is_traced(value: Any) -> bool:
+    """Does this tensor stand for another while something traces?"""
+    return isinstance(value, torch.Tensor) and type(value) not in PLAIN and isinstance(value, TRACED)
+
+
+def no_grad() -> contextlib.AbstractContextManager[object]:
+    """Nothing inside is recorded by autograd."""
+    return torch.no_grad()
+
+
+def apart(results: Sequence[torch.Tensor], arguments: Sequence[Any]) -> list[torch.Tensor]:
+    """The results, contiguous, none sharing memory with an argument."""
+    taken = {t.untyped_storage().data_ptr() for t in arguments if isinstance(t, torch.Tensor)}
+    contiguous = [r.contiguous() for r in results]
+    return [r.clone() if r.untyped_storage().data_ptr() in taken else r for r in contiguous]
+
+
+def device_of(arguments: Sequence[Any]) -> torch.device:
+    """The device of the first tensor; the CPU where there is none."""
+    return next((t.device for t in arguments if isinstance(t, torch.Tensor)), torch.device("cpu"))
+
+
+def runs_kernels(device: torch.device) -> bool:
+    """Do calls on this device run kernels? Else they run the reference, and the backward's twin. Tests put stand-ins for kernels here."""
+    return device.type == "cuda"
+
+
+def is_compiling() -> bool:
+    """Is this call being traced by torch.compile?"""
+    return torch.compiler.is_compiling()
+
+
+def constant(method: Any) -> Any:
+    """Mark a method whose result torch.compile may take as a constant: it is called while tracing, not traced."""
+    method._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, without importing the compiler
+    return method
+
+
+def is_special() -> bool:
+    """Is a dispatch mode (fake tensors, tracing, counting) or forward-mode differentiation active?"""
+    return torch._C._len_torch_dispatch_stack() > 0 or forward_ad._current_level >= 0
+
+
+def check_tangents(program: spec.Program, arguments: Sequence[Any]) -> None:
+    """Raise `CallError` where an argument carries a tangent, which the result would not."""
+    for argument, value in zip(program.inputs, arguments, strict=True):
+        if forward_ad._current_level >= 0 and isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+            raise errors.refuse(
+                errors.TRANSFORM,
+                f"{program.name}: argument {argument.name!r} carries a forward-mode tangent, for which {program.name} has no derivative",
+                help=f"differentiate in reverse mode (backward, torch.autograd.grad), or use {program.name}.reference(...)",
+            )
+
+
+def cast(program: spec.Program, arguments: Sequence[Any]) -> Sequence[Any]:
+    """The autocast rule: where autocast is on, a float tensor of up to 32 bits is cast to the type that the program declares."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    if not kinds:
+        return arguments
+    made = []
+    for argument, value in zip(program.inputs, arguments, strict=True):
+        if isinstance(value, torch.Tensor) and value.dtype in FLOATS and value.device.type in kinds:
+            declared = DTYPES[argument.dtype]
+            value = value.to(declared) if declared in FLOATS else value
+        made.append(value)
+    return made
+
+
+def as_written() -> contextlib.AbstractContextManager[object]:
+    """Reference and twin compute in the types written: inside, autocast is off on the CPU and on CUDA."""
+    stack = contextlib.ExitStack()
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack
 
 
 def shapes(arguments: Sequence[Any]) -> list[tuple[int, ...]]:
@@ -131,8 +217,9 @@ def check_gradients(program: spec.Program, arguments: Sequence[Any]) -> None:
         if isinstance(value, torch.Tensor) and value.requires_grad and not argument.const:
             raise errors.refuse(
                 errors.BACKWARD,
-                f"{program.name}: argument {argument.name!r} requires a gradient, and this program has no backward kernels yet",
-                help=f"call under torch.no_grad(), pass {argument.name}.detach(), or differentiate {program.name}.reference(...)",
+                f"{program.name}: argument {argument.name!r} requires a gradient, and this program has no derivative",
+                help=f"declare it without the word `forward`; call under torch.no_grad(), or pass {argument.name}.detach(); "
+                f"or differentiate {program.name}.reference(...)",
             )
 
 

@@ -81,11 +81,17 @@ def bind(program: spec.Program, shapes: Sequence[Shape]) -> Binding:
     for name, size in program.extents:
         if size is None and name not in binding.extents:
             binding.extents[name] = 0  # only after a problem: every free axis stands in some input
-    if not problems:
-        problems.extend(_conditions(program, binding.extents))
     if problems:
         raise errors.CallError(problems)
+    check_conditions(program, binding.extents)
     return binding
+
+
+def check_conditions(program: spec.Program, extents: Mapping[str, int]) -> None:
+    """Raise CallError where extents are too large or a shape condition does not hold."""
+    problems = list(_conditions(program, extents))
+    if problems:
+        raise errors.CallError(problems)
 
 
 def _direct(argument: spec.Argument) -> _Reading:

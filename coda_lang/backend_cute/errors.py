@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from ..diagnostics.model import CodaError, Diagnostic
 
-BACKWARD = "C0501"  # gradients asked of a program whose backward is not built
+BACKWARD = "C0501"  # gradients asked of a program that has no derivative
+TWICE = "C0514"  # a gradient of a gradient
+TRANSFORM = "C0515"  # forward-mode derivatives, torch.func transforms
+ACCUMULATE = "C0516"  # a buffer of accumulate_into that cannot take the gradient
 ARGUMENTS = "C0701"  # too many, too few, unknown or repeated arguments
 KIND = "C0702"  # not a plain tensor (or float for a scalar)
 DTYPE = "C0703"

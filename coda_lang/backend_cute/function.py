@@ -3,8 +3,9 @@
 In: a `spec.Program`, its scalar functions, its reference. Out: `Function`. On CUDA tensors it runs the kernels, on CPU tensors the
 reference; which path ran is in `last_path`, and there is no fallback from one to the other. A call with shapes, strides and dtypes seen
 before goes straight to its plan.
-Gradients: backward kernels are not built yet, so a call whose result autograd would want to differentiate is refused on either
-device; `reference` is plain torch and can be differentiated.
+Gradients: calls are differentiable by the derived backward on either device (`autograd`); `last_backward` says what ran it: "kernels", or
+"planned" on the CPU, the twin of the backward's kernels. While something traces (torch.compile, fake tensors, a dispatch mode) a call
+is one registered operator (`torch_ops`), with the same results.
 Non-goals: planning (`host`), judging shapes (`binding`), compiling (`compile`), reading builds (`load`).
 """
 
@@ -15,14 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import arguments, configs, errors, host, spec, torch_fns, twin
-from .binding import Binding, bind
+from . import arguments, autograd, configs, derivative, errors, host, spec, torch_fns, torch_ops, twin
+from .binding import Binding, bind, check_conditions
 from .prune import prune
 from .selfcheck import main
 
 __all__ = ["Compiled", "Explanation", "Function", "main"]
-
-MAX_PLANS = 512  # kept a function; beyond it the oldest half goes
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,12 @@ class Function:
         self.last_path: str | None = None
         self.__name__ = self.__qualname__ = program.name
         self.__doc__ = f"{signature(program)}\n\nFrom {program.source or 'a text'}."
-        self._plans: dict[tuple, host.Plan] = {}
+        self.last_backward: str | None = None
+        self.operator: Any = None
+        self._plans = host.Plans()
+        self._whole: spec.Program | None = None  # of a function that computes chosen outputs: the program with all
+        self._derivative: derivative.Derivative | None = None
+        self._training: autograd.Training | None = None
         self._chosen: dict[Any, Function] = {}
         names = [o.name for o in program.outputs]
         self._pack: Callable[[Sequence[Any]], Any] = (
@@ -124,21 +128,27 @@ class Function:
     def __repr__(self) -> str:
         return f"<coda_lang function {signature(self.program)}>"
 
-    def __call__(self, *tensors: Any, outputs: str | Iterable[str] | None = None, **named: Any) -> Any:
+    def __call__(
+        self,
+        *tensors: Any,
+        outputs: str | Iterable[str] | None = None,
+        accumulate_into: Mapping[str, Any] | None = None,
+        **named: Any,
+    ) -> Any:
+        if arguments.is_compiling():
+            return self._traced(tensors, outputs, accumulate_into, named)
         if outputs is not None:
-            return self._forward(outputs, "__call__", tensors, named)
+            return self._forward(outputs, "__call__", tensors, named, accumulate_into=accumulate_into)
         if named or len(tensors) != len(self.program.inputs):
             tensors = tuple(arguments.order(self.program, tensors, named))
+        if arguments.is_special():
+            return self._pack(self._in_a_mode(tensors, accumulate_into))
+        if accumulate_into is not None or arguments.wants_gradients(tensors):
+            return self._pack(self._with_gradients(tensors, accumulate_into))
         key = arguments.key(tensors)
         plan = self._plans.get(key) if key is not None else None
         if plan is None:
-            device = arguments.check(self.program, tensors)
-            if device.type == "cpu":
-                return self._on_cpu(tensors)
-            arguments.check_gradients(self.program, tensors)
-            plan = self._decide(key, tensors, device)
-        elif arguments.wants_gradients(tensors):
-            arguments.check_gradients(self.program, tensors)
+            return self._pack(self._slowly(key, tensors)[0])
         self.last_path = "kernels"
         return self._pack(plan.run(tensors))
 
@@ -147,10 +157,8 @@ class Function:
         if outputs is not None:
             return self._forward(outputs, "reference", tensors, named, exact=exact)
         values, binding = self._declared(tensors, named)
-        if self._reference is None:
-            raise errors.refuse(errors.BUILD, f"{self.program.name}: this build carries no reference", help="build it from its .coda file")
-        results = self._reference(torch_fns.Exact() if exact else torch_fns.Written(), *values)
-        return self._returned(results if isinstance(results, (tuple, list)) else (results,), binding)
+        with arguments.as_written():
+            return self._pack(self._written(values, binding, exact))
 
     def reference_planned(self, *tensors: Any, outputs: str | Iterable[str] | None = None, exact: bool = False, **named: Any) -> Any:
         """What the kernels compute, in plain torch on any device: the emitted functions over the kernels' records, rounding as they do."""
@@ -159,7 +167,8 @@ class Function:
         values, binding = self._declared(tensors, named)
         inputs = {a.name: v for a, v in zip(self.program.inputs, values, strict=True)}
         library = torch_fns.Exact() if exact else torch_fns.Written()
-        return self._returned(list(twin.run(self.program, self.functions, inputs, f=library).values()), binding)
+        with arguments.as_written():
+            return self._pack(self._returned(list(twin.run(self.program, self.functions, inputs, f=library).values()), binding))
 
     def explain(self, *tensors: Any, outputs: str | Iterable[str] | None = None, **named: Any) -> Explanation:
         """What a call with these tensors does: path, kernels and tiles, each copy and why; for CPU tensors, what the kernels would do.
@@ -184,23 +193,99 @@ class Function:
             tuple(plan.notes),
         )
 
+    # for the derivative and for registered operators
+
+    def bind(self, tensors: Sequence[Any]) -> Binding:
+        """The extents of a call. Raises CallError where the shapes do not fit, or the shape contract of forward or backward fails."""
+        binding = bind(self.program, arguments.shapes(tensors))
+        if self.backward is not None and self.backward.requires:
+            check_conditions(self.backward, derivative.extents(self.backward, binding.extents))
+        return binding
+
+    def run(self, tensors: Sequence[Any]) -> tuple[list[Any], Mapping[str, int]]:
+        """All outputs, unpacked and without a backward, and the extent of every axis. The arguments are in signature order."""
+        key = arguments.key(tensors)
+        plan = self._plans.get(key) if key is not None else None
+        if plan is None:
+            return self._slowly(key, tensors)
+        self.last_path = "kernels"
+        return plan.run(tensors), plan.extents
+
+    def training(self, way: autograd.Way, buffers: Mapping[int, Any] = {}) -> autograd.Training:
+        """Differentiable calls, run in one way. Raises CallError where the program has no derivative."""
+        if self._derivative is None:
+            if self.backward is None:
+                raise errors.refuse(errors.BACKWARD, f"{self.program.name} has no derivative", help="declare it without the word `forward`")
+            self._derivative = derivative.Derivative(
+                self._whole or self.program, self.saving, self.backward, self.functions, self.cotangents, self.gradients,
+                [o.name for o in self.program.outputs],
+            )  # fmt: skip
+        return autograd.Training(self, self._derivative, way, buffers)
+
+    @arguments.constant
+    def prepared(self, outputs: str | tuple[str, ...] | None = None) -> Function:
+        """The function that computes only `outputs`, with its operator registered, which cannot be done while tracing."""
+        chosen = self if outputs is None else self._chosen_for((outputs,) if isinstance(outputs, str) else tuple(outputs))
+        if chosen.operator is None:
+            chosen.operator = torch_ops.register(chosen)
+        return chosen
+
+    def _traced(self, tensors: tuple, outputs: Any, accumulate_into: Any, named: Mapping[str, Any]) -> Any:
+        """A call while torch.compile traces it: one operator."""
+        fn = self.prepared() if outputs is None else self.prepared(outputs)
+        if named or len(tensors) != len(self.program.inputs):
+            tensors = tuple(arguments.order(self.program, tensors, named))
+        return fn._pack(torch_ops.traced(fn, tensors, accumulate_into))
+
+    def _in_a_mode(self, tensors: Sequence[Any], accumulate_into: Any) -> Sequence[Any]:
+        """A call that a dispatch mode or a forward-mode derivative watches."""
+        arguments.check_tangents(self.program, tensors)
+        return torch_ops.traced(self.prepared(), tensors, accumulate_into)
+
+    def _with_gradients(self, tensors: Sequence[Any], accumulate_into: Mapping[str, Any] | None) -> Sequence[Any]:
+        tensors = arguments.cast(self.program, tensors)
+        if any(arguments.is_traced(t) for t in tensors):
+            return torch_ops.traced(self.prepared(), tensors, accumulate_into)
+        if self.backward is None:
+            arguments.check_gradients(self.program, tensors)
+            if accumulate_into is None:
+                return self.run(tensors)[0]
+        training = self._training or self.training(autograd.Eager(self))
+        self._training = training
+        if accumulate_into is not None:
+            arguments.check(self.program, tensors)
+            buffers = autograd.buffers(self, tensors, accumulate_into, training.derivative)
+            training = self.training(training.way, buffers)
+        if not arguments.wants_gradients(tensors, training.derivative.differentiable):
+            return self.run(tensors)[0]
+        return training(tensors)
+
     # the slow path
+
+    def _slowly(self, key: tuple | None, tensors: Sequence[Any]) -> tuple[list[Any], Mapping[str, int]]:
+        tensors = arguments.cast(self.program, tensors)
+        if any(arguments.is_traced(t) for t in tensors):
+            return list(torch_ops.traced(self.prepared(), tensors, None)), {}
+        device = arguments.check(self.program, tensors)
+        if not arguments.runs_kernels(device):
+            binding = self.bind(tensors)
+            values = arguments.declared(self.program, tensors, binding, device)
+            with arguments.no_grad(), arguments.as_written():
+                results = arguments.apart(self._written(values, binding), tensors)
+            self.last_path = "reference"
+            return results, binding.extents
+        plan = self._decide(arguments.key(tensors), tensors, device)
+        self.last_path = "kernels"
+        return plan.run(tensors), plan.extents
 
     def _decide(self, key: tuple | None, tensors: Sequence[Any], device: Any) -> host.Plan:
         arguments.check_gpu(self.program, device, self.objects.arch)
-        plan = host.plan(self.program, bind(self.program, arguments.shapes(tensors)), tensors, device, self.objects)
+        plan = host.plan(self.program, self.bind(tensors), tensors, device, self.objects)
+        if self.program.same:
+            plan.copy_results([o.name for o in self.program.outputs].index(output) for output, _ in self.program.same)
         if key is not None:
-            if len(self._plans) >= MAX_PLANS:
-                for old in list(self._plans)[: MAX_PLANS // 2]:
-                    del self._plans[old]
-            self._plans[key] = plan
+            self._plans.keep(key, plan)
         return plan
-
-    def _on_cpu(self, tensors: Sequence[Any]) -> Any:
-        arguments.check_gradients(self.program, tensors)
-        result = self.reference(*tensors)
-        self.last_path = "reference"
-        return result
 
     def _declared(self, tensors: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[Any], Binding]:
         """The arguments as tensors with one dim per declared axis."""
@@ -209,18 +294,27 @@ class Function:
         binding = bind(self.program, arguments.shapes(values))
         return arguments.declared(self.program, values, binding, device), binding
 
-    def _returned(self, results: Sequence[Any], binding: Binding) -> Any:
-        return self._pack([r.reshape(binding.returned(o)) for r, o in zip(results, self.program.outputs, strict=True)])
+    def _written(self, values: Sequence[Any], binding: Binding, exact: bool = False) -> list[Any]:
+        """The reference's results, from arguments in declared dims."""
+        if self._reference is None:
+            raise errors.refuse(errors.BUILD, f"{self.program.name}: this build carries no reference", help="build it from its .coda file")
+        results = self._reference(torch_fns.Exact() if exact else torch_fns.Written(), *values)
+        return self._returned(results if isinstance(results, (tuple, list)) else (results,), binding)
+
+    def _returned(self, results: Sequence[Any], binding: Binding) -> list[Any]:
+        return [r.reshape(binding.returned(o)) for r, o in zip(results, self.program.outputs, strict=True)]
 
     def _forward(self, outputs: str | Iterable[str], method: str, tensors: Sequence[Any], named: Mapping[str, Any], **options: Any) -> Any:
         """Call `method` of the function that computes only `outputs`."""
-        wanted = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-        if wanted not in self._chosen:
-            self._chosen[wanted] = self._choose(wanted)
-        chosen = self._chosen[wanted]
+        chosen = self._chosen_for((outputs,) if isinstance(outputs, str) else tuple(outputs))
         result = getattr(chosen, method)(*tensors, **named, **options)
         self.last_path = chosen.last_path
         return result
+
+    def _chosen_for(self, wanted: tuple[str, ...]) -> Function:
+        if wanted not in self._chosen:
+            self._chosen[wanted] = self._choose(wanted)
+        return self._chosen[wanted]
 
     def _choose(self, wanted: tuple[str, ...]) -> Function:
         names = [o.name for o in self.program.outputs]
@@ -236,7 +330,13 @@ class Function:
             results = full(f, *tensors)  # type: ignore[misc]
             return tuple(results[i] for i in places) if isinstance(results, (tuple, list)) else (results,)
 
-        return Function(program, functions, full and reference, objects=self.objects.select(program, functions))
+        chosen = Function(
+            program, {**self.functions, **functions}, full and reference,
+            saving=self.saving, backward=self.backward, residuals=self.residuals, cotangents=self.cotangents, gradients=self.gradients,
+            objects=self.objects.select(program, functions),
+        )  # fmt: skip
+        chosen._whole = self._whole or self.program
+        return chosen
 
 
 def _named(name: str, fields: Sequence[str]) -> Callable[[Sequence[Any]], Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -62,6 +62,11 @@ class Plan:
     copies: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def copy_results(self, places: Iterable[int]) -> None:
+        """Return copies of these outputs: they are inputs as they are, and a caller may change what he gets."""
+        for place in [self.results[i] for i in places]:
+            self.steps.append(lambda slots, place=place: slots.__setitem__(place, slots[place].clone()))  # type: ignore[misc]
+
     def run(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
         """Make the call; the outputs in order."""
         if self.device.type == "cuda" and torch.cuda.current_device() != self.device.index:
@@ -74,6 +79,19 @@ class Plan:
         for step in self.steps:
             step(slots)
         return [slots[i] for i in self.results]
+
+
+class Plans(dict[tuple, Plan]):
+    """Plans by kind of call, as `arguments.key` tells kinds apart; past `limit` the older half goes."""
+
+    limit = 512
+
+    def keep(self, key: tuple, plan: Plan) -> None:
+        """Add one."""
+        if len(self) >= self.limit:
+            for old in list(self)[: self.limit // 2]:
+                self.pop(old, None)
+        self[key] = plan
 
 
 def plan(program: spec.Program, binding: Binding, arguments: Sequence[Any], device: torch.device, objects: Objects) -> Plan:

@@ -72,7 +72,7 @@ def define(source: str, name: str, like: Scalar) -> Any:
     """Execute the text of a function in the module of another, where `inspect` finds it."""
     file = f"<{name} of {inspect.getsourcefile(like)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    scope = dict(like.__globals__)  # type: ignore[attr-defined]
+    scope = dict(like.__globals__)
     exec(compile(source, file, "exec"), scope)
     return scope[name]
 

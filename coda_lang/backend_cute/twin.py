@@ -30,14 +30,15 @@ def run(
     *,
     f: Any = None,
     config: Mapping[str, spec.Config] | spec.Config | None = None,
+    extents: Extents | None = None,
 ) -> dict[str, torch.Tensor]:
     """All outputs of `program`, by name, in their declared shapes; float64 where `f` is `torch_fns.Exact`.
 
     `inputs` have the declared axes in storage order. `config` decides the partition of partial results: one for all Gemms, or
-    by kernel name; without it the default for the shape.
+    by kernel name; without it the default for the shape. `extents` where the inputs do not have every axis.
     """
     f = f or torch_fns.Written()
-    extents = bind(program, inputs)
+    extents = bind(program, inputs) if extents is None else extents
     tensors: Tensors = dict(inputs)
     axes = {a.name: a.axes for a in program.inputs + program.outputs + program.temps}
     for output, given in program.same:

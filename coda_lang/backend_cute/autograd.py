@@ -1,0 +1,332 @@
+"""Calls whose results autograd can differentiate, by the program's derived backward.
+
+In: a `Function` and the tensors of a call. Out: its outputs with a backward, the same bits as without. On CUDA tensors forward and
+backward run kernels. On CPU tensors the forward is the reference and the backward is the derived backward program too, executed by the
+twin: what trains on a CPU is what trains on a GPU; torch's derivative of the reference is never used.
+
+Only what is needed runs: a gradient that no input needs, or that no cotangent reaches, costs neither kernels nor stores nor saved
+tensors. What is saved goes through `save_for_backward`, so changing it in place is noticed, and hooks (checkpointing, offloading) work.
+Nothing given is written to, but the buffers of `accumulate_into`.
+`Eager` runs things at once; `torch_ops` has another way, through registered operators, for compilers and tracers.
+Non-goals: what to run (`derivative`), planning a launch (`host`), second derivatives (refused where they are asked for).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from . import arguments, errors, host, spec, torch_fns, twin
+from .binding import Binding
+from .derivative import NO, SUM, YES, Derivative, Saving, Step, extents
+from .prune import prune
+
+Extents = Mapping[str, int]
+BUFFERS = (torch.float32, torch.bfloat16)
+_executes = getattr(torch._C, "_will_engine_execute_node", None)
+
+
+class Way(Protocol):
+    """How a forward and a backward are run."""
+
+    def forward(self, saving: Saving, tensors: Sequence[Any]) -> tuple[list[torch.Tensor], Extents]:
+        """The caller's outputs and `saving.extra`, and the extent of every axis."""
+
+    def backward(self, step: Step, given: Sequence[Any], known: Extents) -> list[torch.Tensor]:
+        """The results of `step.program`, with one dim per axis; `given` in the order of its inputs."""
+
+
+class Training:
+    """Differentiable calls of one function, run in one way; `buffers` are added to instead of giving gradients."""
+
+    def __init__(self, fn: Any, derivative: Derivative, way: Way, buffers: Mapping[int, torch.Tensor] = {}) -> None:
+        self.fn, self.derivative, self.way, self.buffers = fn, derivative, way, dict(buffers)
+
+    def __call__(self, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """The outputs. The tensors are those of the signature, some of which need a gradient."""
+        if torch._C._are_functorch_transforms_active():
+            raise errors.refuse(
+                errors.TRANSFORM,
+                f"{self.fn.program.name} cannot be differentiated inside a torch.func transform (grad, vmap, jvp)",
+                help="use torch.autograd.grad, or transform the plain torch program, "
+                f"{self.fn.program.name}.reference(...), which follows torch's rules of differentiation",
+            )
+        return _Gradient.apply(self, *tensors)
+
+    def forward(self, ctx: Any, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """Run the forward and keep what the backward of the inputs that need a gradient reads."""
+        derivative = self.derivative
+        saving = derivative.saving(ctx.needs_input_grad[1:])
+        results, ctx.extents = self.way.forward(saving, tensors)
+        available = [*tensors, *results]
+        kept = [available[i] for i in saving.places]
+        ctx.training, ctx.saving = self, saving
+        ctx.numbers = {name: v for name, v in zip(saving.kept, kept) if not isinstance(v, torch.Tensor)}
+        ctx.save_for_backward(*[v for v in kept if isinstance(v, torch.Tensor)])
+        ctx.shapes = [t.shape if isinstance(t, torch.Tensor) else None for t in tensors]
+        ctx.set_materialize_grads(False)
+        outputs = tuple(results[: len(derivative.outputs)])
+        if not all(derivative.smooth):
+            ctx.mark_non_differentiable(*[o for o, smooth in zip(outputs, derivative.smooth) if not smooth])
+        return outputs
+
+    def backward(self, ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """One gradient an input, None where none is asked for, where it is zero, or where it went into a buffer."""
+        saved = iter(ctx.saved_tensors)
+        kept = {name: ctx.numbers[name] if name in ctx.numbers else next(saved) for name in ctx.saving.kept}
+        asked = self._asked(ctx)
+        step = self.derivative.step(asked, [g is not None for g in cotangents])
+
+        def read(source: str | int, argument: spec.Argument) -> Any:
+            if isinstance(source, str):
+                return kept[source]
+            g = cotangents[source] if source >= 0 else None
+            dtype = torch_fns.DTYPES[argument.dtype]
+            if g is None:
+                shape = [ctx.extents[a] for a in argument.axes]
+                return torch.zeros(shape, dtype=dtype, device=next(t for t in cotangents if t is not None).device)
+            return g if g.dtype == dtype else g.to(dtype)
+
+        given = [read(source, a) for source, a in zip(step.reads, step.program.inputs, strict=True)]
+        results = self.way.backward(step, given, ctx.extents) if step.program.outputs else []
+        by_name = {a.name: a for a in self.derivative.program.inputs + self.derivative.program.outputs}
+        gradients: list[torch.Tensor | None] = []
+        for i, (place, shape) in enumerate(zip(step.gives, ctx.shapes, strict=True)):
+            g: torch.Tensor | None = None
+            if isinstance(place, tuple):
+                source = place[0]
+                g = read(source, by_name[self.derivative.inputs[i]])
+                g = g.clone() if isinstance(source, str) else g
+            elif place is not None:
+                g = results[place]
+            if g is not None and asked[i] == SUM:
+                self.buffers[i].add_(g.reshape(self.buffers[i].shape))
+                g = None
+            gradients.append(g if g is None or g.shape == shape else g.reshape(shape))
+        return gradients
+
+    def _asked(self, ctx: Any) -> tuple[int, ...]:
+        """Which gradients this pass of the engine wants: of the inputs that need one, perhaps not all (`torch.autograd.grad`)."""
+        asked = ctx.saving.asked
+        if self.buffers:
+            asked = tuple(SUM if i in self.buffers and a else a for i, a in enumerate(asked))
+        if _executes is None or sum(map(bool, asked)) < 2:
+            return asked
+        nodes = iter(ctx.next_functions)
+        chosen = []
+        for i, a in enumerate(asked):
+            node = next(nodes)[0] if ctx.shapes[i] is not None else None
+            chosen.append(a if a != YES or node is None or _wanted(node) else NO)
+        return tuple(chosen)
+
+
+def _wanted(node: Any) -> bool:
+    try:
+        return _executes(node)  # type: ignore[misc]
+    except RuntimeError:  # a leaf whose gradient torch.autograd.grad returns
+        return True
+
+
+class _Gradient(torch.autograd.Function):
+    """The node in autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, training: Training, *tensors: Any) -> tuple[torch.Tensor, ...]:
+        return training.forward(ctx, tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            return None, *ctx.training.backward(ctx, cotangents)
+        with torch.no_grad():
+            gradients = ctx.training.backward(ctx, cotangents)
+        return None, *_once(ctx.training.fn.program.name, gradients, [*ctx.saved_tensors, *cotangents])
+
+
+def _once(name: str, gradients: list[torch.Tensor | None], sources: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """The gradients as results that depend on `sources` and refuse to be differentiated."""
+    there = [g for g in gradients if g is not None]
+    if not there:
+        return gradients
+    marked = iter(_Once.apply(name, len(there), *there, *[s for s in sources if s is not None]))
+    return [None if g is None else next(marked) for g in gradients]
+
+
+class _Once(torch.autograd.Function):
+    """The node that stands for a second derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.name = name
+        return tuple(t.detach() for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        raise errors.refuse(
+            errors.TWICE,
+            f"{ctx.name}: the gradient of a gradient was asked for, and {ctx.name}_backward has no derivative",
+            help=f"differentiate once, without create_graph=True; or use {ctx.name}.reference(...), which torch can differentiate twice",
+        )
+
+
+class Eager:
+    """Runs at once: kernels on CUDA tensors; on CPU tensors the reference forward, the twin for residuals and for the backward."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+        self.runners: dict[int, Runner] = {}  # by the identity of what they run, which the derivative keeps for good
+        self.residual: dict[int, tuple[spec.Program, Mapping[str, Any]]] = {}
+
+    def runner(self, of: Saving | Step) -> Runner:
+        """What runs a program of the derivative."""
+        if id(of) not in self.runners:
+            assert of.program is not None
+            self.runners[id(of)] = Runner(of.program, of.functions, self.fn.objects.select(of.program, of.functions))
+        return self.runners[id(of)]
+
+    def forward(self, saving: Saving, tensors: Sequence[Any]) -> tuple[list[torch.Tensor], Extents]:
+        """The plain forward where that is all; else the saving one."""
+        fn = self.fn
+        if saving.program is None:
+            return fn.run(tensors)
+        device = arguments.device_of(tensors)
+        if not arguments.runs_kernels(device):
+            results, known = fn.run(tensors)
+            return results + self._residuals(saving, tensors, known), known
+        runner = self.runner(saving)
+        key = arguments.key(tensors)
+        plan = runner.plans.get(key) if key is not None else None
+        if plan is None:
+            device = arguments.check(fn.program, tensors)
+            plan = runner.plan(key, tensors, fn.bind(tensors), device)
+        fn.last_path = "kernels"
+        return plan.run(tensors), plan.extents
+
+    def _residuals(self, saving: Saving, tensors: Sequence[Any], known: Extents) -> list[torch.Tensor]:
+        if id(saving) not in self.residual:
+            assert saving.program is not None
+            self.residual[id(saving)] = prune(saving.program, saving.functions, saving.extra)
+        program, functions = self.residual[id(saving)]
+        return run_twin(program, functions, arguments.declared(program, tensors, Binding(dict(known)), arguments.device_of(tensors)), known)
+
+    def backward(self, step: Step, given: Sequence[Any], known: Extents) -> list[torch.Tensor]:
+        """The gradients with one dim per axis."""
+        runner = self.runner(step)
+        device = arguments.device_of(given)
+        if not arguments.runs_kernels(device):
+            extent = extents(step.program, known)
+            self.fn.last_backward = "planned"
+            values = arguments.declared(step.program, given, Binding(extent), device)
+            return run_twin(step.program, step.functions, values, extent)
+        key = arguments.key(given)
+        if key is not None:
+            key = (key, tuple(known.values()))
+        plan = runner.plans.get(key) if key is not None else None
+        if plan is None:
+            arguments.check(step.program, given)
+            plan = runner.plan(key, given, Binding(extents(step.program, known)), device)
+        self.fn.last_backward = "kernels"
+        return plan.run(given)
+
+
+class Runner:
+    """The plans of one program, by kind of call."""
+
+    def __init__(self, program: spec.Program, functions: Mapping[str, Any], objects: Any) -> None:
+        self.program, self.functions, self.objects = program, functions, objects
+        self.plans = host.Plans()
+
+    def plan(self, key: tuple | None, tensors: Sequence[Any], binding: Binding, device: torch.device) -> host.Plan:
+        """Decide calls of this kind."""
+        arguments.check_gpu(self.program, device, self.objects.arch)
+        plan = host.plan(self.program, binding, tensors, device, self.objects)
+        if key is not None:
+            self.plans.keep(key, plan)
+        return plan
+
+
+def run_twin(
+    program: spec.Program, functions: Mapping[str, Any], values: Sequence[torch.Tensor], known: Extents, *, exact: bool = False
+) -> list[torch.Tensor]:
+    """The results of a program's twin, contiguous; `values` have one dim per axis."""
+    library = torch_fns.Exact() if exact else torch_fns.Written()
+    inputs = {a.name: v for a, v in zip(program.inputs, values, strict=True)}
+    with torch.no_grad(), arguments.as_written():
+        return [t.contiguous() for t in twin.run(program, functions, inputs, f=library, extents=known).values()]
+
+
+def gradients_planned(
+    fn: Any, tensors: Sequence[Any], cotangents: Mapping[str, torch.Tensor], *, exact: bool = True
+) -> dict[str, torch.Tensor]:
+    """What the kernels of forward and backward compute for these cotangents, in plain torch: every input's gradient by name.
+
+    Residuals and stored outputs come from the planned forward. `exact` computes in float64 and rounds nothing.
+    """
+    derivative: Derivative = fn.training(Eager(fn)).derivative
+    step = derivative.step([YES if d else NO for d in derivative.differentiable], [o in cotangents for o in derivative.outputs])
+    binding = fn.bind(tensors)
+    device = arguments.device_of(tensors)
+    given = dict(zip(derivative.inputs, arguments.declared(fn.program, tensors, binding, device)))
+    names = [o.name for o in derivative.forward.outputs]
+    given |= dict(zip(names, run_twin(derivative.forward, derivative.functions, list(given.values()), binding.extents, exact=exact)))
+    extent = extents(step.program, binding.extents)
+
+    def read(source: str | int, argument: spec.Argument) -> torch.Tensor:
+        shape = [extent[a] for a in argument.axes]
+        if isinstance(source, str):
+            return given[source]
+        found = cotangents.get(derivative.outputs[source]) if source >= 0 else None
+        return torch.zeros(shape, device=device) if found is None else found.reshape(shape)
+
+    values = [read(source, a) for source, a in zip(step.reads, step.program.inputs, strict=True)]
+    results = run_twin(step.program, step.functions, values, extent, exact=exact)
+    found: dict[str, torch.Tensor] = {}
+    for argument, place in zip(fn.program.inputs, step.gives, strict=True):
+        if place is not None:
+            found[argument.name] = read(place[0], argument) if isinstance(place, tuple) else results[place]
+    return found
+
+
+def buffers(fn: Any, tensors: Sequence[Any], given: Mapping[str, Any], derivative: Derivative) -> dict[int, torch.Tensor]:
+    """The buffers of `accumulate_into` by place of their input. Raises CallError with everything that is wrong with them."""
+    problems = []
+    made: dict[int, torch.Tensor] = {}
+    for name, buffer in given.items():
+        where = f"{fn.program.name}: accumulate_into[{name!r}]"
+        wrong, remedy = "", ""
+        i = derivative.inputs.index(name) if name in derivative.inputs else -1
+        if i < 0 or not derivative.differentiable[i]:
+            wrong = "the program has no such input" if i < 0 else "this input never has a gradient"
+            remedy = f"name one of {', '.join(n for n, d in zip(derivative.inputs, derivative.differentiable) if d)}"
+        elif not isinstance(tensors[i], torch.Tensor) or (torch.is_grad_enabled() and not tensors[i].requires_grad):
+            wrong = f"the argument {name!r} does not require a gradient, so none would be added"
+            remedy = f"pass {name}.requires_grad_(), or leave the buffer out"
+        else:
+            wrong, remedy = _buffer_problem(tensors[i], buffer, tensors)
+        if wrong:
+            problems.append(errors.problem(errors.ACCUMULATE, f"{where}: {wrong}", help=remedy))
+        made[i] = buffer
+    if problems:
+        raise errors.CallError(problems)
+    return made
+
+
+def _buffer_problem(tensor: torch.Tensor, buffer: Any, tensors: Sequence[Any]) -> tuple[str, str]:
+    """What is wrong with a buffer for the gradient of `tensor`, and the remedy; empty where nothing is."""
+    if type(buffer) not in arguments.PLAIN:
+        return f"got {type(buffer).__name__}, expected a plain torch.Tensor", "pass a tensor of the argument's shape"
+    if buffer.dtype not in (*BUFFERS, tensor.dtype):
+        return f"got dtype {buffer.dtype}, expected torch.float32 or torch.bfloat16", "a float32 buffer loses least"
+    if buffer.shape != tensor.shape or buffer.device != tensor.device:
+        have, want = (f"{list(t.shape)} on {t.device}" for t in (buffer, tensor))
+        return f"got a tensor {have}, expected {want}", "make it by torch.zeros_like(argument, dtype=torch.float32)"
+    if buffer.requires_grad:
+        return "the buffer itself requires a gradient", "pass buffer.detach(), which shares its memory"
+    if any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape)):
+        return "the buffer is expanded: several elements share one place", "pass a tensor with an element for each"
+    storage = buffer.untyped_storage().data_ptr()
+    if storage and any(isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() == storage for t in tensors):
+        return "the buffer shares memory with an argument", "pass memory of its own"
+    return "", ""
