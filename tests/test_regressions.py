@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import coda_lang  # noqa: E402
+from coda_lang.diagnostics.model import CodaError  # noqa: E402
 
 X, W = torch.randn(5, 16).bfloat16(), torch.randn(8, 16).bfloat16()
 PRODUCT = X.double() @ W.double().T
@@ -82,3 +83,12 @@ def test_kernels_of_one_module_have_names_of_their_own() -> None:
     found = coda_lang.compile(text)
     kernels = [k.name for fn in (found.a, found.a_b) for k in fn.program.kernels]
     assert len(set(kernels)) == len(kernels) == 3
+
+
+@pytest.mark.parametrize("name", ["self", "outputs", "exact", "accumulate_into"])
+def test_an_input_is_not_called_as_an_argument_of_every_call(name: str) -> None:
+    """`fn(outputs=…)` chose outputs, and the input called so could not be given."""
+    with pytest.raises(CodaError) as e:
+        coda_lang.compile(f"program p({name}: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\ny = {name} @ w\n")
+    assert [d.code for d in e.value.diagnostics] == ["C0107"]
+    coda_lang.compile(f"program p({name}_: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\n{name} = {name}_ @ w\ny = {name}\n")

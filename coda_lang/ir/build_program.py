@@ -13,6 +13,7 @@ from .. import ops
 from ..diagnostics.model import Label
 from ..source import Span
 from ..syntax import ast
+from ..syntax.words import CALL
 from .build_apply import Apply, Operand
 from .build_axes import AxisTable
 from .build_conditions import Conditions
@@ -79,6 +80,10 @@ class _Program:
             if i.name in self.scope.spans:
                 self._again(i.name, i.span)
                 continue
+            if i.name in CALL:
+                why = f"a compiled program is called with its inputs by name, and `{i.name}` has another meaning there"
+                help = f"write `{i.name}_`, or another name"
+                self.report.error("C0107", f"`{i.name}` cannot be the name of an input", i.span, notes=[why], help=help)
             tensor = self.tensor(i.name, i.type, i.const, i.span)
             self.scope.spans[i.name] = i.span
             self.scope.values[i.name] = None

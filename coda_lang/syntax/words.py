@@ -47,4 +47,7 @@ FOREIGN = {
 # Kernels are Python and are called by argument name, so Python's own words cannot be names.
 PYTHON = frozenset(keyword.kwlist) - set(KEYWORDS)
 
+# What a compiled program takes besides its inputs, so that no input can be called so.
+CALL = ("self", "outputs", "exact", "accumulate_into")
+
 RESERVED = frozenset(KEYWORDS) | frozenset(DTYPES) | frozenset(FUTURE) | PYTHON
