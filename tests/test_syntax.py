@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from coda_lang import driver
 from coda_lang.diagnostics.model import CodaError
 from coda_lang.diagnostics.render import render, to_json
 from coda_lang.source import Source, Span
@@ -252,6 +253,17 @@ def test_a_statement_that_starts_with_a_minus_needs_parentheses() -> None:
 def test_line_ends_and_blanks_do_not_matter(end: str) -> None:
     text = "program f(x: bf16[m]) -> (y: bf16[m])\n\n\ny\t =\tx  \n\n# end"
     assert module(text.replace("\n", end)) == module("program f(x: bf16[m]) -> (y: bf16[m])\ny = x")
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "marked"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"], ids=["lf", "crlf", "cr"])
+def test_files_of_every_editor_read_alike(tmp_path: Path, mark: bytes, end: bytes) -> None:
+    path = tmp_path / "a.coda"
+    path.write_bytes(mark + end.join([b"# c", b"program f(x: bf16[m]) -> (y: bf16[m])", b"y = x", b"z = x x", b""]))
+    with pytest.raises(CodaError) as raised:
+        parse(driver.read_file(str(path)))
+    [error] = raised.value.diagnostics
+    assert error.code == "C0129" and error.span == Span(str(path), 4, 7, 4, 8)
 
 
 def test_spans_are_where_things_stand() -> None:
