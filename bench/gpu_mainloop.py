@@ -181,7 +181,7 @@ def poisoned(torch, shape, strides, dtype):
     room = torch.full((size + 4096,), math.nan, dtype=dtype, device="cuda")
     view = room[2048:].as_strided(shape, strides)
     unit = max(16 // dtype.itemsize, 1)
-    padded = (*shape[:-1], -(-shape[-1] // unit) * unit) if len(shape) > 1 and strides[-1] == 1 else shape
+    padded = (*shape[:-1], -(-shape[-1] // unit) * unit) if shape and strides[-1] == 1 else shape
 
     def outside() -> tuple[int, int]:
         kept = view.clone()

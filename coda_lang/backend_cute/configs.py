@@ -71,17 +71,22 @@ def element_bytes(gemm: Gemm, matrix: Matrix) -> int:
     return BYTES[dtype] * matrix.pack
 
 
+def tile_stores(gemm: Gemm) -> list[Store]:
+    """The stores that go through shared memory and TMA: all but windows that start where no step can. Those are written by elements."""
+    return [s for s in gemm.sinks if isinstance(s, Store) and (s.window is None or s.window.start % 8 == 0)]
+
+
 def step_columns(gemm: Gemm, config: Config) -> int:
     """Columns of each segment in one epilogue step: a power of two that divides what a tile and a split axis allow.
 
     At most 32, and 16 where the accumulators leave few registers to an epilogue that reduces or reads tiles.
     """
-    matrices = [s.matrix for s in gemm.sinks if isinstance(s, Store)] + [p.matrix for p in gemm.ports if isinstance(p, Tile)]
+    matrices = [s.matrix for s in tile_stores(gemm)] + [p.matrix for p in gemm.ports if isinstance(p, Tile)]
     split = any(len(m.cols) > 1 for m in matrices)
     heavy = any(not isinstance(s, Store) for s in gemm.sinks) or any(isinstance(p, Tile) for p in gemm.ports)
     widest = 16 if heavy and accumulators(config) > 128 else 32
-    runs = [gemm.granule, *(x for s in gemm.sinks if isinstance(s, Store) and s.window for x in (s.window.start, s.window.size))]
-    return gcd(widest, columns_per_segment(gemm, config), *(runs if split else ()))
+    starts = [s.window.start for s in tile_stores(gemm) if s.window]
+    return gcd(widest, columns_per_segment(gemm, config), *starts, gemm.granule if split else 0)
 
 
 def budget(gemm: Gemm, config: Config) -> Budget | None:
@@ -100,7 +105,7 @@ def budget(gemm: Gemm, config: Config) -> Budget | None:
 def _divided(gemm: Gemm, config: Config, step_n: int) -> Budget | None:
     """The budget with steps of this width."""
     step_bytes = WARPGROUPS * MMA_ROWS * step_n
-    store_bytes = sum(step_bytes * element_bytes(gemm, s.matrix) for s in gemm.sinks if isinstance(s, Store))
+    store_bytes = sum(step_bytes * element_bytes(gemm, s.matrix) for s in tile_stores(gemm))
     tile_bytes = sum(step_bytes * element_bytes(gemm, p.matrix) for p in gemm.ports if isinstance(p, Tile))
     ab_bytes = (config.tile_m + config.tile_n) * TILE_K * 2 if gemm.products else 0
     least = MIN_AB_STAGES if gemm.products else 0

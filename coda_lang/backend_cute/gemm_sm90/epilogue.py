@@ -15,7 +15,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from ..configs import MMA_ROWS, Budget, columns_per_segment, warpgroup_rows
+from ..configs import MMA_ROWS, Budget, columns_per_segment, tile_stores, warpgroup_rows
 from ..spec import ColReduce, Config, Extent, Gemm, Iota, Load, Matrix, Point, RowReduce, Store, Tile
 from . import groups, ports, sinks, views
 from .ports import Panel, TileReader
@@ -37,7 +37,9 @@ class Plan:
         def panel(matrix: Matrix, stages: int) -> Panel:
             return Panel(records[matrix.tensor], matrix, step_n, stages)
 
-        self.stores = [(s, panel(s.matrix, budget.store_stages)) for s in gemm.sinks if isinstance(s, Store)]
+        through_tma = tile_stores(gemm)
+        self.stores = {i: panel(s.matrix, budget.store_stages) for i, s in enumerate(gemm.sinks) if s in through_tma}  # by sink
+        self.windows = {i: s.window for i, s in enumerate(gemm.sinks) if isinstance(s, Store)}
         self.tiles = [(p, panel(p.matrix, budget.tile_stages)) for p in gemm.ports if isinstance(p, Tile)]
         # Columns are walked in blocks that hold whole groups; inside a block the 64-row atoms come first, so that column
         # reductions are short-lived.
@@ -48,18 +50,18 @@ class Plan:
             for mi in range(self.atoms)
             for ni in range(first // step_n, (first + block) // step_n)
         ]
-        self.column_reduces = [s for s in gemm.sinks if isinstance(s, ColReduce)]
+        self.column_reduces = {i: s for i, s in enumerate(gemm.sinks) if isinstance(s, ColReduce)}
         self.synchronises = bool(self.stores or self.column_reduces)
 
     def scratch_floats(self) -> int:
         """f32 elements of one warpgroup's scratch for column reductions."""
-        return sum(2 * len(groups._IDENTITY[s.kind]) * 4 * self.budget.step_n for s in self.column_reduces)
+        return sum(2 * groups.quantities(s.kind) * 4 * self.budget.step_n for s in self.column_reduces.values())
 
     def store_atoms(self, tensors: dict[str, cute.Tensor]):
         tile = (MMA_ROWS, self.budget.step_n)
         return tuple(
-            views.store_atom(views.matrix_view(tensors[s.matrix.tensor], s.matrix), panel.layout(), tile, s.matrix.tensor)
-            for s, panel in self.stores
+            views.store_atom(views.matrix_view(tensors[panel.matrix.tensor], panel.matrix), panel.layout(), tile, panel.matrix.tensor)
+            for panel in self.stores.values()
         )
 
     def tile_atoms(self, tensors: dict[str, cute.Tensor]):
@@ -218,10 +220,10 @@ class Epilogue(Fixed):
         self.thread, self.group = thread, group
         self.warp, self.lane = cute.arch.make_warp_uniform(thread // 32), thread % 32
         store_pointers, tile_pointers, scratch = pointers
-        self.writers = [
-            sinks.StoreWriter(sink, panel, pointer, atom, thread)
-            for (sink, panel), pointer, atom in zip(plan.stores, store_pointers, stores)
-        ]
+        self.writers = {
+            i: sinks.StoreWriter(plan.windows[i], panel, pointer, atom, thread)
+            for (i, panel), pointer, atom in zip(plan.stores.items(), store_pointers, stores)
+        }
         self.readers = [TileReader(panel, pointer, thread) for (_, panel), pointer in zip(plan.tiles, tile_pointers)]
         self.scratch = scratch
 
@@ -242,11 +244,11 @@ class Epilogue(Fixed):
             self._barrier()
         for count, (ni, mi) in enumerate(plan.order):
             self._step(elements, reducers, count, ni, mi)
-        for sink in plan.gemm.sinks:
+        for i, sink in enumerate(plan.gemm.sinks):
             if isinstance(sink, RowReduce):
-                reducers[id(sink)].flush(elements.row, self.m, self.n, elements.tile_col, plan.nb, self.lane)
+                reducers[i].flush(elements.row, self.m, self.n, elements.tile_col, plan.nb, self.lane)
             elif isinstance(sink, Point):
-                reducers[id(sink)].flush(elements.row, self.m)
+                reducers[i].flush(elements.row, self.m)
         return elements.cursor
 
     def drain(self) -> None:
@@ -260,15 +262,15 @@ class Epilogue(Fixed):
     def _reducers(self) -> dict:
         made: dict = {}
         used = 0
-        for sink in self.plan.gemm.sinks:
+        for i, sink in enumerate(self.plan.gemm.sinks):
             if isinstance(sink, RowReduce):
-                made[id(sink)] = sinks.RowReducer(sink, self.tensors[sink.work])
+                made[i] = sinks.RowReducer(sink, self.tensors[sink.work])
             elif isinstance(sink, Point):
-                made[id(sink)] = sinks.PointWriter(sink, self.tensors[sink.tensor], self.extents)
+                made[i] = sinks.PointWriter(sink, self.tensors[sink.tensor], self.extents)
             elif isinstance(sink, ColReduce):
-                step_n, quantities = self.plan.budget.step_n, len(groups.identity(sink.kind))
+                step_n, quantities = self.plan.budget.step_n, groups.quantities(sink.kind)
                 layout = cute.make_layout((2, quantities, 4, step_n), stride=(quantities * 4 * step_n, 4 * step_n, step_n, 1))
-                made[id(sink)] = sinks.ColReducer(sink, self.tensors[sink.work], cute.make_tensor(self.scratch + used, layout), step_n)
+                made[i] = sinks.ColReducer(sink, self.tensors[sink.work], cute.make_tensor(self.scratch + used, layout), step_n)
                 used += 2 * quantities * 4 * step_n
         return made
 
@@ -279,32 +281,37 @@ class Epilogue(Fixed):
         results = {(j, r, c): elements.call(last, mi, r, j, c) for j in blocks for r in range(2) for c in range(2)}
         finished = mi == plan.atoms - 1
         slot = count % max(plan.budget.store_stages, 1)
-        at, writer = 0, 0
-        for sink in plan.gemm.sinks:
+        at = 0
+        for i, sink in enumerate(plan.gemm.sinks):
             if isinstance(sink, Store):
-                width = sink.matrix.pack
-                self.writers[writer].write([results[key][at : at + width] for key in results], slot)
-                writer += 1
-                at += width
+                values = {key: result[at : at + sink.matrix.pack] for key, result in results.items()}
+                if i in self.writers:
+                    self.writers[i].write(list(values.values()), slot)
+                else:
+                    writer = sinks.ElementWriter(sink, self.tensors[sink.matrix.tensor])
+                    for (j, r, c), value in values.items():
+                        within = elements.row_inside(mi, r), elements.column_inside(j, c, sink.window)
+                        writer.put(elements.row(mi, r), elements.col(j, c), value, *within)
+                at += sink.matrix.pack
             elif isinstance(sink, RowReduce):
                 for r in range(2):
                     columns = [(j, c) for j in blocks for c in range(2)]
                     inside = [elements.column_inside(j, c, sink.window) for j, c in columns]
-                    reducers[id(sink)].absorb(mi, r, [Float32(results[j, r, c][at]) for j, c in columns], inside)
+                    reducers[i].absorb(mi, r, [Float32(results[j, r, c][at]) for j, c in columns], inside)
                 at += 1
             elif isinstance(sink, ColReduce):
                 for j in blocks:
                     for c in range(2):
-                        values = [Float32(results[j, r, c][at]) for r in range(2)]
-                        reducers[id(sink)].absorb(j, c, values, [elements.row_inside(mi, r) for r in range(2)])
+                        column = [Float32(results[j, r, c][at]) for r in range(2)]
+                        reducers[i].absorb(j, c, column, [elements.row_inside(mi, r) for r in range(2)])
                 if finished:
-                    reducers[id(sink)].meet(ni % 2, ni, self.warp, self.lane)
+                    reducers[i].meet(ni % 2, ni, self.warp, self.lane)
                 at += 1
             else:
                 for (j, r, c), result in results.items():
                     place = elements.row(mi, r), elements.col(j, c)
                     within = elements.row_inside(mi, r), elements.column_inside(j, c)
-                    reducers[id(sink)].put(mi, r, *place, result[at], result[at + 1], *within)
+                    reducers[i].put(mi, r, *place, result[at], result[at + 1], *within)
                 at += 2
         groups.settle([value for reducer in reducers.values() for value in reducer.live(mi)], self.m)
         if count + 1 < len(plan.order):
@@ -318,9 +325,9 @@ class Epilogue(Fixed):
         if plan.stores:
             self._send(slot, wg_row * plan.atoms + mi, tile_col * (plan.nb // step_n) + ni)
         if finished:
-            for sink in plan.column_reduces:
+            for i in plan.column_reduces:
                 col0 = tile_col * plan.nb + ni * step_n
-                reducers[id(sink)].write(ni % 2, wg_row, wg_row * plan.rows < self.m, col0, self.n, self.thread)
+                reducers[i].write(ni % 2, wg_row, wg_row * plan.rows < self.m, col0, self.n, self.thread)
 
     @cute.jit
     def _send(self, slot: cutlass.Constexpr, row: Int32, step: Int32):
@@ -329,5 +336,5 @@ class Epilogue(Fixed):
             cute.arch.cp_async_bulk_commit_group()
 
     def _send_all(self, slot: int, row: Int32, step: Int32) -> None:
-        for writer in self.writers:
+        for writer in self.writers.values():
             writer.send(slot, row, step)

@@ -43,6 +43,11 @@ def settle(values: list, m: Int32, *, loc=None, ip=None) -> None:
 _IDENTITY = {"sum": (0.0,), "max": (-INFINITY,), "min": (INFINITY,), "amax": (0.0,), "lse": (-INFINITY, 0.0)}
 
 
+def quantities(kind: str) -> int:
+    """How many scalars a state has."""
+    return len(_IDENTITY[kind])
+
+
 def identity(kind: str) -> State:
     return tuple(Float32(v) for v in _IDENTITY[kind])
 

@@ -17,8 +17,8 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from ..configs import WARPGROUPS, accumulators, budget
-from ..spec import ColReduce, Config, Gemm, Load, Point, RowReduce
+from ..configs import WARPGROUPS, accumulators, budget, tile_stores
+from ..spec import ColReduce, Config, Gemm, Load, Point, RowReduce, Store
 from . import scheduler
 from .epilogue import THREADS, Epilogue, Plan
 from .mainloop import Loader, Mainloop, Multiplier
@@ -46,6 +46,7 @@ class GemmSm90:
         # Enough registers for the accumulators and an epilogue; the loading warps need few.
         self.registers = (24, 240) if accumulators(config) >= 192 else (40, 232)
         used = [p.tensor for p in spec.ports if isinstance(p, Load)] + [s.tensor for s in spec.sinks if isinstance(s, Point)]
+        used += [s.matrix.tensor for s in spec.sinks if isinstance(s, Store) and s not in tile_stores(spec)]
         used += [s.work for s in spec.sinks if isinstance(s, (RowReduce, ColReduce))]
         self.direct = tuple(dict.fromkeys(used))  # tensors that the epilogue addresses itself, without TMA
 
@@ -134,7 +135,7 @@ class GemmSm90:
         scratch = None
         if self.plan.scratch_floats():
             scratch = smem.allocate_array(Float32, WARPGROUPS * self.plan.scratch_floats()), self.plan.scratch_floats()
-        return [room(panel) for _, panel in self.plan.stores], [room(panel) for _, panel in self.plan.tiles], scratch
+        return [room(panel) for panel in self.plan.stores.values()], [room(panel) for _, panel in self.plan.tiles], scratch
 
     @staticmethod
     def of_group(panels, group):

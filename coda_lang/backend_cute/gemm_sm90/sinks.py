@@ -7,6 +7,8 @@ Partials and elements outside the matrix are never written; stores are clipped b
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
@@ -28,10 +30,10 @@ def in_window(col, n, window: Window | None):
 
 
 class StoreWriter(Fixed):
-    """One `Store` of one warpgroup."""
+    """One `Store` of one warpgroup. TMA writes whole units of 16 bytes: the padding between rows may be written, nothing else is."""
 
-    def __init__(self, sink: Store, panel: Panel, pointer, load, thread: Int32):
-        self.sink, self.panel = sink, panel
+    def __init__(self, window: Window | None, panel: Panel, pointer, load, thread: Int32):
+        self.window, self.panel = window, panel
         atom, coords = load
         if panel.dtype.width == 16:
             matrices = 4 if panel.step_n % 16 == 0 else 2
@@ -43,13 +45,7 @@ class StoreWriter(Fixed):
         self.slice = self.copy.get_slice(thread)
         smem = panel.smem(pointer)
         self.target = self.slice.partition_D(smem)
-        self.shift = 0  # in steps
-        window = sink.window
-        if window is not None:
-            if window.start % panel.step_n:
-                coords = cute.domain_offset((0, -window.start), coords)
-            else:
-                self.shift = window.start // panel.step_n
+        self.shift = window.start // panel.step_n if window is not None else 0
         tiles = cute.local_tile(coords, (MMA_ROWS, panel.step_n), (None, None))
         self.store_atom = atom
         self.from_smem, self.to_gmem = cpasync.tma_partition(
@@ -75,10 +71,10 @@ class StoreWriter(Fixed):
     def send(self, slot: int, row: Int32, step: Int32) -> None:
         """Issue the TMA store of stage `slot` to the `row`-th 64 rows and the `step`-th columns."""
         first = step * self.panel.step_n
-        if self.sink.window is None:
+        if self.window is None:
             self._issue(slot, row, step, None)
         else:
-            start, size = self.sink.window.start, self.sink.window.size
+            start, size = self.window.start, self.window.size
             self._issue(slot, row, step - self.shift, (first + self.panel.step_n > start) & (first < start + size))
 
     @cute.jit
@@ -88,6 +84,26 @@ class StoreWriter(Fixed):
         else:
             if visible:
                 cute.copy(self.store_atom, self.from_smem[(None, slot)], self.to_gmem[(None, row, step)])
+
+
+class ElementWriter:
+    """One `Store` with a window that starts where no step does: written element by element."""
+
+    def __init__(self, sink: Store, tensor: cute.Tensor):
+        self.sink, matrix = sink, sink.matrix
+        width = tensor.element_type.width // 8
+        if matrix.pack == 1:
+            self.views = [views.matrix_view(tensor, matrix, width)]
+        else:
+            lane = len(tensor.shape) - 1
+            lanes = [replace(matrix, pack=1, at=(*matrix.at, (lane, i))) for i in range(matrix.pack)]
+            self.views = [views.matrix_view(tensor, one, width) for one in lanes]
+
+    def put(self, row, col, values: tuple, row_inside, column_inside) -> None:
+        assert self.sink.window is not None
+        for view, value in zip(self.views, values):
+            target = views.matrix_element(view, row, col - self.sink.window.start)
+            views.store_if(row_inside & column_inside, target, Float32(value).to(view.element_type))
 
 
 class RowReducer:
@@ -157,7 +173,7 @@ class ColReducer(Fixed):
                 views.store_if(part_valid & (col < n), views.element(self.work, at), state[i])
 
     def _collect(self, slot: int, column: Int32) -> groups.State:
-        count = len(groups.identity(self.sink.kind))
+        count = groups.quantities(self.sink.kind)
         states = [tuple(self.scratch[slot, i, w, column] for i in range(count)) for w in range(4)]
         total = states[0]
         for state in states[1:]:

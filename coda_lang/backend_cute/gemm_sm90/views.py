@@ -21,8 +21,8 @@ def columns_contiguous(record: Tensor, matrix: Matrix) -> bool:
     return last not in matrix.rows
 
 
-def matrix_view(tensor: cute.Tensor, matrix: Matrix) -> cute.Tensor:
-    """The matrix inside `tensor`. A packed pair becomes one Int32 element."""
+def matrix_view(tensor: cute.Tensor, matrix: Matrix, align: int = 16) -> cute.Tensor:
+    """The matrix inside `tensor`, its first element at a multiple of `align` bytes. A packed pair becomes one Int32 element."""
     pointer, strides = tensor.iterator, list(tensor.stride)
     for mode, index in matrix.at:
         pointer = pointer + index * strides[mode]
@@ -40,7 +40,7 @@ def matrix_view(tensor: cute.Tensor, matrix: Matrix) -> cute.Tensor:
         return (shape[0], stride[0]) if len(modes) == 1 else (shape, stride)
 
     rows, cols = side(matrix.rows), side(matrix.cols)
-    return cute.make_tensor(pointer.align(16), cute.make_layout((rows[0], cols[0]), stride=(rows[1], cols[1])))
+    return cute.make_tensor(pointer.align(align), cute.make_layout((rows[0], cols[0]), stride=(rows[1], cols[1])))
 
 
 def _halved(stride):
@@ -94,6 +94,11 @@ def element(tensor: cute.Tensor, coords) -> cute.Tensor:
     """A one-element tensor at `coords`."""
     pointer = tensor.iterator if not coords else tensor.iterator + element_offset(tensor, coords)
     return cute.make_tensor(pointer, cute.make_layout(1))
+
+
+def matrix_element(view: cute.Tensor, row, col) -> cute.Tensor:
+    """A one-element tensor at (row, col) of a matrix, whatever its sides are made of."""
+    return cute.make_tensor(view.iterator + view.layout((Int64(row), Int64(col))), cute.make_layout(1))
 
 
 @cute.jit
