@@ -12,8 +12,8 @@ class Entry:
     `title`: a noun phrase, no full stop. `why`: the rule and its reason; paragraphs are separated by blank lines. `wrong`: the smallest
     example that provokes exactly this code. `right`: the same, mended, which compiles ("" where nothing of the kind is legal). `remedy`:
     what to do, one sentence. `kind`: what the examples are: "coda" a whole source file, "python" a script that raises CodaError with the
-    code, "shell" commands of which the last prints it (in a folder that has specs/). "reason": `wrong` is no error, but takes several kernels,
-    and the plan gives the code as the reason; `right` is one kernel.
+    code, "shell" commands of which the last prints it (in a folder that has specs/). "reason": `wrong` is no error, but takes several
+    kernels, and the plan gives the code as the reason; `right` is one kernel.
     """
 
     code: str

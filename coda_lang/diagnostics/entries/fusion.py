@@ -139,8 +139,8 @@ y = expand[e](x @ w) * r
     Entry(
         "C0409",
         "a reduction of an input",
-        """A kernel with a product reduces values of that product. A reduction (or `gather`) of something that no product made is a kernel of
-        its own before this one.""",
+        """A kernel with a product reduces values of that product. A reduction (or `gather`) of something that no product made is a
+        kernel of its own before this one.""",
         """
 program normed(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])
 y = (x @ w) * rsqrt(mean[k](x * x) + 1e-5)
