@@ -92,3 +92,13 @@ def test_an_input_is_not_called_as_an_argument_of_every_call(name: str) -> None:
         coda_lang.compile(f"program p({name}: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\ny = {name} @ w\n")
     assert [d.code for d in e.value.diagnostics] == ["C0107"]
     coda_lang.compile(f"program p({name}_: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\n{name} = {name}_ @ w\ny = {name}\n")
+
+
+def test_gather_along_the_only_axis() -> None:
+    """A map kernel of one axis has no rows, so the element that `gather` takes has no coordinate."""
+    text = "program p(x: bf16[m, d], w: bf16[n, d], i: i32[]) -> (top: f32[m], a: f32[], b: f32[])\n"
+    fn = coda_lang.compile(text + "top = max[n](x @ w)\na = gather[m](top, i)\nb = gather[m](gather[n](x @ w, 3), 1)\n")
+    for i in (0, 4, 5, -1):
+        for _, a, b in both(fn, X, W, torch.tensor(i, dtype=torch.int32)):
+            close(a, PRODUCT.amax(1)[i] if 0 <= i < 5 else torch.tensor(float("nan")))
+            close(b, PRODUCT[1, 3])

@@ -155,7 +155,8 @@ class _Lowering:
                 if isinstance(sink, k.Reduce) and sink.work == work:
                     return self.gemm.rows if sink.kept == "row" else self.gemm.cols
                 if isinstance(sink, k.Point) and sink.access.tensor == work:
-                    return self.gemm.rows if sink.access.at[0][0] in self.gemm.rows else self.gemm.cols
+                    kept = [a for a, _ in sink.access.at]  # none of a single axis
+                    return () if not kept else self.gemm.rows if kept[0] in self.gemm.rows else self.gemm.cols
         raise AssertionError(f"nothing writes {work}")
 
     # --- matrices and coordinates ------------------------------------------------------------------------------------------
@@ -235,7 +236,7 @@ class _Lowering:
         else:
             axes = self.length_of(sink.access.tensor)
             self.work(sink.access.tensor, axes)
-            modes = (axes,)
+            modes = (axes,) if axes else ()
         return s.Point(sink.access.tensor, tuple(self.index(mode, at) for mode in modes))
 
     def window(self, run: k.Run | None) -> s.Window | None:

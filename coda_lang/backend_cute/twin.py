@@ -250,7 +250,11 @@ class _Run:
             value, chosen = values[:2]
             target = self.target(sink.tensor)
             where = tuple(self.index(i).expand(self.size)[chosen] for i in sink.index)
-            target[where] = value[chosen].to(target.dtype)
+            taken = value[chosen].to(target.dtype)
+            if where:
+                target[where] = taken
+            elif taken.numel():
+                target.fill_(taken[0])
             return 2
         self.tensors[sink.work] = self.partials(kernel, sink, self.wide(values[0]), config)
         return 1
