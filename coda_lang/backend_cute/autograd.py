@@ -216,6 +216,7 @@ class Eager:
         runner = self.runner(step)
         device = arguments.device_of(given)
         if not arguments.runs_kernels(device):
+            arguments.check(step.program, given)
             extent = extents(step.program, known)
             self.fn.last_backward = "planned"
             values = arguments.declared(step.program, given, Binding(extent), device)

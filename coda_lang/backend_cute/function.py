@@ -223,16 +223,17 @@ class Function:
         return autograd.Training(self, self._derivative, way, buffers)
 
     @arguments.constant
-    def prepared(self, outputs: str | tuple[str, ...] | None = None) -> Function:
-        """The function that computes only `outputs`, with its operator registered, which cannot be done while tracing."""
-        chosen = self if outputs is None else self._chosen_for((outputs,) if isinstance(outputs, str) else tuple(outputs))
+    def prepare(self, outputs: tuple[str, ...] = ()) -> None:
+        """Register the operator of the function that computes only `outputs`, which cannot be done while tracing."""
+        chosen = self._chosen_for(outputs) if outputs else self
         if chosen.operator is None:
             chosen.operator = torch_ops.register(chosen)
-        return chosen
 
     def _traced(self, tensors: tuple, outputs: Any, accumulate_into: Any, named: Mapping[str, Any]) -> Any:
         """A call while torch.compile traces it: one operator."""
-        fn = self.prepared() if outputs is None else self.prepared(outputs)
+        wanted = () if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
+        self.prepare(wanted)
+        fn = self._chosen[wanted] if wanted else self
         if named or len(tensors) != len(self.program.inputs):
             tensors = tuple(arguments.order(self.program, tensors, named))
         return fn._pack(torch_ops.traced(fn, tensors, accumulate_into))
@@ -240,16 +241,17 @@ class Function:
     def _in_a_mode(self, tensors: Sequence[Any], accumulate_into: Any) -> Sequence[Any]:
         """A call that a dispatch mode or a forward-mode derivative watches."""
         arguments.check_tangents(self.program, tensors)
-        return torch_ops.traced(self.prepared(), tensors, accumulate_into)
+        self.prepare()
+        return torch_ops.traced(self, tensors, accumulate_into)
 
     def _with_gradients(self, tensors: Sequence[Any], accumulate_into: Mapping[str, Any] | None) -> Sequence[Any]:
         tensors = arguments.cast(self.program, tensors)
         if any(arguments.is_traced(t) for t in tensors):
-            return torch_ops.traced(self.prepared(), tensors, accumulate_into)
+            return self._in_a_mode(tensors, accumulate_into)
         if self.backward is None:
             arguments.check_gradients(self.program, tensors)
             if accumulate_into is None:
-                return self.run(tensors)[0]
+                return self._detached(tensors)
         training = self._training or self.training(autograd.Eager(self))
         self._training = training
         if accumulate_into is not None:
@@ -257,15 +259,20 @@ class Function:
             buffers = autograd.buffers(self, tensors, accumulate_into, training.derivative)
             training = self.training(training.way, buffers)
         if not arguments.wants_gradients(tensors, training.derivative.differentiable):
-            return self.run(tensors)[0]
+            return self._detached(tensors)
         return training(tensors)
+
+    def _detached(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """The outputs where only constants require a gradient."""
+        with arguments.no_grad():
+            return self.run(tensors)[0]
 
     # the slow path
 
     def _slowly(self, key: tuple | None, tensors: Sequence[Any]) -> tuple[list[Any], Mapping[str, int]]:
         tensors = arguments.cast(self.program, tensors)
         if any(arguments.is_traced(t) for t in tensors):
-            return list(torch_ops.traced(self.prepared(), tensors, None)), {}
+            return list(self._in_a_mode(tensors, None)), {}
         device = arguments.check(self.program, tensors)
         if not arguments.runs_kernels(device):
             binding = self.bind(tensors)

@@ -36,7 +36,7 @@ class Operators:
 
 
 def traced(fn: Any, tensors: Sequence[Any], accumulate_into: Any) -> Sequence[torch.Tensor]:
-    """A call of a prepared function as one operator; the outputs, unpacked. Traceable by torch.compile."""
+    """A call of a function that was prepared, as one operator; the outputs, unpacked. Traceable by torch.compile."""
     if accumulate_into is not None:
         raise errors.refuse(
             errors.ACCUMULATE,
