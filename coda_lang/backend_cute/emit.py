@@ -57,8 +57,13 @@ class Names:
         """The plan with names for its kernels that leave their scalar functions names of their own."""
         if plan.stages:
             stages = tuple(map(self.kernels, plan.stages))
-            return replace(plan, stages=stages, kernels=tuple(k for p in stages for k in p.launched))
-        return replace(plan, kernels=tuple(self._kernel(plan, k) if k in plan.launched else k for k in plan.kernels))
+            plan = replace(plan, stages=stages, kernels=tuple(k for p in stages for k in p.launched))
+        else:
+            plan = replace(plan, kernels=tuple(self._kernel(plan, k) if k in plan.launched else k for k in plan.kernels))
+        if plan.derived is None:
+            return plan
+        saving = plan.derived.saving and self.kernels(plan.derived.saving)
+        return replace(plan, derived=replace(plan.derived, saving=saving, backward=self.kernels(plan.derived.backward)))
 
     def _kernel(self, plan: Plan, kernel: Kernel) -> Kernel:
         while kernel.name in self.used or self.taken & set(function_names(plan, kernel)):
@@ -85,26 +90,59 @@ def _docstring(plans: Sequence[Plan]) -> str:
 
 
 def _program(plan: Plan, names: Names, alias: str, runtime: str) -> str:
-    program = plan.program
-    record = lower(plan)
-    name = program.name
-    constant_name = names.take(name.upper() if name.upper() != name else f"{name}_RECORD")
+    """A program: its kernels, its reference, the kernels of its derivative, the callable."""
+    name, derived = plan.program.name, plan.derived
     written = names.take(f"{name}_reference")
+    record, functions, blocks = _kernels(plan, names, alias, _about(plan), [reference(plan, written)])
+    more: dict[str, object] = {}
+    if derived is not None:
+        kept = ", ".join(t.name for t in derived.residuals)
+        if derived.saving is not None:
+            title = f"{name} with what its backward reads: {kept}"
+            more["saving"], found, text = _kernels(derived.saving, names, alias, title, [])
+            functions, blocks = functions + found, blocks + text
+        more["backward"], found, text = _kernels(derived.backward, names, alias, signature(derived.backward.program), [])
+        functions, blocks = functions + found, blocks + text
+        more = {k: Raw(str(v)) for k, v in more.items()}
+        more |= {"residuals": tuple(t.name for t in derived.residuals)} if derived.residuals else {}
+        more |= {"cotangents": derived.cotangents, "gradients": derived.gradients}
+    arguments = [(record, None), ("", {fn: Raw(fn) for fn in functions}), (written, None), *more.items()]
+    return "\n\n\n".join(blocks) + "\n\n" + _callable(f"{public(name)} = {runtime}.Function(", arguments)
+
+
+def _kernels(plan: Plan, names: Names, alias: str, about: str, extra: list[str]) -> tuple[str, list[str], list[str]]:
+    """The record's name, the names of its scalar functions, and the text of all: a title, functions, `extra`, the record."""
+    name = plan.program.name
+    constant_name = names.take(name.upper() if name.upper() != name else f"{name}_RECORD")
     functions = _functions(plan)
     title = f"# --- {name} "
-    blocks = [title + "-" * (119 - len(title))]
-    blocks[0] += "\n#" + "".join(f"\n# {line}" for line in textwrap.wrap(signature(program), WIDTH - 4, subsequent_indent="    "))
-    blocks[0] += "".join(f"\n# {line}" for line in textwrap.wrap(program.doc, WIDTH - 4))
-    blocks[0] += "\n#\n# Shapes\n" + "\n".join(f"#   {line}" for c in contract(plan) for line in textwrap.wrap(c, WIDTH - 6))
-    blocks += [text for _, text in functions]
-    blocks.append(reference(plan, written))
-    blocks.append(f"{constant_name} = {literal(record, 0, len(constant_name) + 3, alias)}")
-    table = {fn: Raw(fn) for fn, _ in functions}
-    head, tail = f"{public(name)} = {runtime}.Function(", f", {written})"
-    flat = f"{head}{constant_name}, {literal(table, 0, -9999)}{tail}"
-    if len(flat) > WIDTH:
-        flat = f"{head}\n    {constant_name},\n    {literal(table, 4, 1)},\n    {written},\n)"
-    return "\n\n\n".join(blocks) + "\n\n" + flat
+    title += "-" * (119 - len(title)) + "\n#"
+    title += "".join(
+        f"\n# {line}" for text in about.split("\n") for line in textwrap.wrap(text, WIDTH - 4, subsequent_indent="    ") or [""]
+    )
+    title = "\n".join(line.rstrip() for line in title.split("\n"))
+    record = f"{constant_name} = {literal(lower(plan), 0, len(constant_name) + 3, alias)}"
+    return constant_name, [fn for fn, _ in functions], [title, *(text for _, text in functions), *extra, record]
+
+
+def _about(plan: Plan) -> str:
+    """Signature, words of the source, shape contract."""
+    lines = [signature(plan.program), *filter(None, [" ".join(plan.program.doc.split())]), "", "Shapes"]
+    return "\n".join([*lines, *(f"  {c}" for c in contract(plan))])
+
+
+def _callable(head: str, arguments: Sequence[tuple[str, object]]) -> str:
+    """The call that makes a function, on one line if it fits."""
+
+    def argument(name: str, value: object, indent: int, column: int) -> str:
+        if value is None:
+            return name
+        return (f"{name}=" if name else "") + literal(value, indent, column)
+
+    flat = head + ", ".join(argument(n, v, 0, -9999) for n, v in arguments) + ")"
+    if len(flat) <= WIDTH:
+        return flat
+    return head + "\n" + "".join(f"    {argument(n, v, 4, len(n) + 6)},\n" for n, v in arguments) + ")"
 
 
 # --- scalar functions --------------------------------------------------------------------------------------------------

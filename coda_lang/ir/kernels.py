@@ -285,6 +285,7 @@ class Plan:
     stages: tuple[Plan, ...] = ()  # of a program of several: each with its own program; `kernels` has those of all
     same: tuple[tuple[str, str], ...] = ()  # outputs that are an input as it is: (output, input)
     why: tuple[str, ...] = ()  # what keeps the program from being one kernel: code and words
+    derived: Derived | None = None
 
     @property
     def gemm(self) -> Gemm:
@@ -310,6 +311,23 @@ class Plan:
     def layout(self, tensor: str) -> Layout:
         """The layout of a tensor; KeyError where no kernel uses it."""
         return {x.tensor: x for x in self.layouts}[tensor]
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A program's derivative, planned.
+
+    `saving` is the program with its outputs and, after them, the `residuals`, None where there are none; each output comes of the same
+    equations as without. `backward` reads, by name, inputs and outputs of the program, residuals and cotangents. Pairs are (the
+    program's tensor, the backward's). `notes` say what is saved, what is computed again and why.
+    """
+
+    saving: Plan | None
+    backward: Plan
+    residuals: tuple[Tensor, ...]
+    cotangents: tuple[tuple[str, str], ...]
+    gradients: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...] = ()
 
 
 # --- text --------------------------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..diagnostics.model import InternalError
+from ..diagnostics.model import CodaError, InternalError
 from ..ir.graph import Program
 from ..ir.kernels import Plan
 from ..ir.verify import verify as verify_program
+from . import training
 from .anchor import anchor
 from .layout import layout
 from .partition import partition
@@ -59,6 +60,20 @@ def run(program: Program) -> Plan:
     return _plan(states(program))
 
 
+def trained(program: Program) -> Plan:
+    """The kernels of a program and, where it has a derivative, of that. Raises CodaError (C04xx, C05xx, C06xx)."""
+    state = State(program)
+    for step in PIPELINE[: PIPELINE.index(cut)]:
+        state = step(state)
+    plan = run(program)
+    if not training.differentiable(program):
+        return plan
+    try:
+        return training.derive(plan, state.program)
+    except CodaError as e:
+        raise training.refused(program, e) from None
+
+
 def run_stages(program: Program, stages: Stages) -> Plan:
     """The kernels of a program that is cut already. Raises CodaError (C04xx, C06xx)."""
     state = staged(State(program), stages)
@@ -89,4 +104,4 @@ def _verify(state: State, name: str) -> None:
         raise InternalError(f"after the pass {name}: {e}") from e
 
 
-__all__ = ["PIPELINE", "after", "names", "report", "run", "run_stages", "states"]
+__all__ = ["PIPELINE", "after", "names", "report", "run", "run_stages", "states", "trained"]

@@ -110,9 +110,9 @@ class _Fold:
     def _run_in_zeros(self, e: Eqn) -> Runs | None:
         """where(0 <= i - start < n, gather[to](g, i - start), 0), i the position along an axis: the derivative of a run."""
         gather = self.definition(self.now(e.args[1]), ops.GATHER.name) if e.op == ops.WHERE.name and _zero(e.args[2]) else None
-        if gather is None or not isinstance(gather.args[1], Var):
+        if gather is None or not isinstance(gather.args[1], Var) or not isinstance(gather.args[0], Var):
             return None
-        at, to = gather.args[1], str(gather.attr("axis"))
+        value, at, to = gather.args[0], gather.args[1], str(gather.attr("axis"))
         moved = self.definition(at, ops.SUB.name)
         position = self.definition(moved.args[0], ops.INDEX.name) if moved and isinstance(moved.args[1], Lit) else None
         both = self.definition(self.now(e.args[0]), AND)
@@ -122,9 +122,9 @@ class _Fold:
         size = self.b.extent(to)
         inside = first and last and first.args[0] == last.args[0] == at and _zero(first.args[1]) and _is(last.args[1], size)
         start = moved.args[1]
-        if not inside or not isinstance(start, Lit) or to not in gather.args[0].ty.axes:
+        if not inside or not isinstance(start, Lit) or to not in value.ty.axes:
             return None
-        return Runs(str(position.attr("axis")), ((int(start.value), to, gather.args[0]),), e)
+        return Runs(str(position.attr("axis")), ((int(start.value), to, value),), e)
 
     def _sum_of_runs(self, e: Eqn) -> Runs | None:
         """The sum of runs that do not overlap."""

@@ -85,14 +85,14 @@ def fitting(program: Program) -> list[Program]:
     held = {v.name: Output(Tensor(v.name if v.name not in taken else f"{v.name}_acc", v.ty.dtype, v.ty.axes), v) for v in sums}
     held |= {o.value.name: o for o in program.outputs if o.value.name in held}
     kept = list(held.values())
-    if sums and _problem(_only(program, kept)) is not None:
+    if sums and _problem(only(program, kept)) is not None:
         raise problem
     rest: list[Output] = []
     for o in program.outputs:
         if o not in kept:
-            (kept if _problem(_only(program, [*kept, o])) is None else rest).append(o)
+            (kept if _problem(only(program, [*kept, o])) is None else rest).append(o)
     if not sums:
-        return [_only(program, kept), *fitting(_only(program, rest))] if kept else _first_apart(program, problem)
+        return [only(program, kept), *fitting(only(program, rest))] if kept else _first_apart(program, problem)
     loaded = {name: Var(o.tensor.name, o.value.ty) for name, o in held.items()}
     eqns = tuple(
         replace(e, args=tuple(loaded.get(a.name, a) if isinstance(a, Var) else a for a in e.args))
@@ -100,12 +100,12 @@ def fitting(program: Program) -> list[Program]:
         if e.out.name not in held
     )
     inputs = (*program.inputs, *(o.tensor for o in held.values()))
-    return [_only(program, kept), *fitting(_only(replace(program, inputs=inputs, eqns=eqns), rest))]
+    return [only(program, kept), *fitting(only(replace(program, inputs=inputs, eqns=eqns), rest))]
 
 
 def _first_apart(program: Program, problem: CodaError) -> list[Program]:
     """Every output of a map stage by itself."""
-    parts = [_only(program, [o]) for o in program.outputs]
+    parts = [only(program, [o]) for o in program.outputs]
     if len(parts) < 2:
         raise problem
     return [p for part in parts for p in fitting(part)]
@@ -134,7 +134,7 @@ def _staged_bytes(state: State) -> int:
     return sum(2 * 128 * step * bits[t.tensor] // 8 * (2 if t.packed else 1) for t in tiles)
 
 
-def _only(program: Program, outputs: Sequence[Output]) -> Program:
+def only(program: Program, outputs: Sequence[Output]) -> Program:
     """The part of a program that these outputs need."""
     made = live(replace(program, outputs=tuple(outputs)))
     read = {a.name for e in made.eqns for a in e.args if isinstance(a, Var)} | {o.value.name for o in outputs}
@@ -248,6 +248,7 @@ def _stored(program: Program, name: str, axes: tuple[str, ...], called: str = ""
     outputs = tuple(replace(o, tensor=change(o.tensor)) for o in program.outputs)
     if not any(t.name == name for t in program.inputs):
         return replace(program, outputs=outputs)
+
     def rename(a: Atom) -> Atom:
         return Var(called, a.ty) if isinstance(a, Var) and a.name == name else a
 

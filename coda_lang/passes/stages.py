@@ -100,7 +100,8 @@ class _Cut:
         self.size = nominal(program)
         self.group_of = {name: g for g in found for name in g.members}
         self.stages_by_number: dict[int, _Stage] = {}
-        barrier = max([self.at[e.out.name] for e in program.eqns if e.out.name not in after], default=-1)
+        self.after = after
+        self.barrier = barrier = max([self.at[e.out.name] for e in program.eqns if e.out.name not in after], default=-1)
         self.home: dict[str, Home] = {t.name: Home(None, barrier if t.name in late else -1) for t in program.inputs}
         self.kept = {o.value.name for o in program.outputs} | stored
         for e in program.eqns:
@@ -155,8 +156,9 @@ class _Cut:
     def _map_stage(self, e: Eqn, since: int) -> _Stage:
         """A map kernel over the axes that e touches: one that is there already, if it is late enough."""
         over = frozenset(e.out.ty.axes).union(*(a.ty.axes for a in e.args if isinstance(a, Var)))
+        late = e.out.name in self.after
         for s in self.stages_by_number.values():
-            if s.group is None and s.number > since and over <= s.over:
+            if s.group is None and s.number > since and over <= s.over and (s.number > self.barrier) == late:
                 return s
         return self._new(self.at[e.out.name], over, None)
 
@@ -204,8 +206,9 @@ class _Cut:
         for o in self.program.outputs:
             home = self.home[o.value.name]
             if home.stage is None and o.value.name in self.defs:
-                last = max(self.stages_by_number, default=-1)
-                if last > home.since and set(o.value.ty.axes) <= self.stages_by_number[last].over:
+                late = o.value.name in self.after
+                last = max((n for n in self.stages_by_number if (n > self.barrier) == late), default=-1)
+                if last > max(home.since, -1) and set(o.value.ty.axes) <= self.stages_by_number[last].over:
                     self.home[o.value.name] = Home(last, -1)
                 else:
                     self.home[o.value.name] = Home(self._map_stage(self.defs[o.value.name], home.since).number, -1)
@@ -344,8 +347,9 @@ class _Cut:
         return Tensor(v.name, v.ty.dtype, self._order(v))
 
     def _order(self, v: Var) -> tuple[str, ...]:
-        """Contracted axes last and as the other operand stores them; else program order."""
-        order = v.ty.axes
+        """Contracted axes last and as the other operand stores them; else as in a tensor of the signature, or program order."""
+        tensors = [*(o.tensor for o in self.program.outputs), *self.program.inputs]
+        order = next((t.axes for t in tensors if set(t.axes) == set(v.ty.axes)), v.ty.axes)
         for e in self.program.eqns:
             if e.op != ops.CONTRACT.name:
                 continue
