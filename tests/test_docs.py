@@ -137,23 +137,25 @@ def matches(expected: str, got: str) -> bool:
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda p: str(p.relative_to(ROOT)))
 def test_commands(page: Path, tmp_path: Path) -> None:
     env = workplace(tmp_path)
+    session = ""
     for block in blocks(page, "console", "pycon"):
         if block.language == "console":
             for command in commands(block.text):
                 got = run(command.text, tmp_path, env)
                 assert matches(command.expected, got), f"{block.id}: `{command.text}` prints\n{got}\n--- the page shows\n{command.expected}"
         else:
-            got = pycon(block, tmp_path, env)
-            assert not got, got
+            session += block.text + "\n"  # a page's blocks are one session
+            got = pycon(session, tmp_path, env)
+            assert not got, f"{block.id}:\n{got}"
 
 
-def pycon(block: Block, folder: Path, env: dict[str, str]) -> str:
+def pycon(session: str, folder: Path, env: dict[str, str]) -> str:
     """Run a Python session as doctest in a process of its own; what differs, or ""."""
     script = folder / "_session.py"
     check = "import doctest, sys\nsys.exit(doctest.testmod(optionflags=doctest.ELLIPSIS).failed)\n"
-    script.write_text(f"__doc__ = {block.text!r}\n\n{check}")
+    script.write_text(f"__doc__ = {session!r}\n\n{check}")
     done = _run([sys.executable, str(script)], folder, env)
-    return f"{block.id}:\n{done.stdout}" if done.returncode else ""
+    return done.stdout if done.returncode else ""
 
 
 def test_matching_knows_a_difference() -> None:
