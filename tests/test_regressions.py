@@ -102,3 +102,30 @@ def test_gather_along_the_only_axis() -> None:
         for _, a, b in both(fn, X, W, torch.tensor(i, dtype=torch.int32)):
             close(a, PRODUCT.amax(1)[i] if 0 <= i < 5 else torch.tensor(float("nan")))
             close(b, PRODUCT[1, 3])
+
+
+def test_numbers_take_part_where_tensors_are_meant() -> None:
+    """`expand`, `pack` and reductions of a number, which has no axes of its own."""
+    text = "program p(x: bf16[m, d], w: bf16[n, d]) -> (one: f32[m], s: f32[m], z: bf16[m, lane=2], t: f32[], y: bf16[m, n])\n"
+    text += "y = x @ w\none = expand[m](exp(1.0))\ns = sum[n](expand[n](0.5) + y * 0.0)\nz = pack[lane](expand[m](2.0), 3.0)\nt = f32(size[n])\n"
+    for one, s, z, t, _ in both(coda_lang.compile(text), X, W):
+        close(one, torch.full((5,), 2.71828), 1e-4)
+        close(s, torch.full((5,), 4.0))
+        close(z, torch.tensor([2.0, 3.0]).expand(5, 2))
+        close(t, torch.tensor(8.0))
+
+
+@pytest.mark.parametrize("body", ["y = expand[k](x)", "y = x * index[k]"])
+def test_every_extent_comes_from_an_input(body: str) -> None:
+    with pytest.raises(CodaError) as e:
+        coda_lang.compile(f"program p(x: f32[m]) -> (y: f32[m, k])\n{body}\n")
+    assert [(d.code, "`k`" in d.message) for d in e.value.diagnostics] == [("C0203", True)]
+    fn = coda_lang.compile(f"program p(x: f32[m]) -> (y: f32[m, k=3])\n{body}\n")
+    for y in both(fn, torch.ones(4)):
+        assert y.shape == (4, 3)
+
+
+def test_a_program_without_inputs_is_refused() -> None:
+    with pytest.raises(CodaError) as e:
+        coda_lang.compile("program p() -> (y: f32[])\ny = 1.0\n")
+    assert [d.code for d in e.value.diagnostics] == ["C0118"]

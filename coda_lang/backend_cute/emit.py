@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from .. import ops
-from ..ir.graph import Eqn, Program, Var
+from ..ir.graph import Atom, Eqn, Program, Var
 from ..ir.kernels import Gemm, Kernel, Plan, Reduce, Sink
 from ..passes.report import contract
 from ..passes.state import extents, signature
@@ -181,6 +181,7 @@ def _function(name: str, given: Sequence[str], eqns: Sequence[Eqn], wanted: Sequ
     head = f"def {name}({', '.join(['f', *map(safe, given)])}):"
     if len(head) > WIDTH:
         head = f"def {name}(\n" + "".join(f"    {a},\n" for a in ["f", *map(safe, given)]) + "):"
+    doc = textwrap.shorten(doc, WIDTH - 12, placeholder=" and more")
     return "\n".join([head, f'    """{doc}."""', *(line.text() for line in lines), returns(values)])
 
 
@@ -215,6 +216,10 @@ class _Reference:
             self.dims[axis.name] = name
         self.rank = len(program.axes)
         self.extents = extents(program)
+        self.numbers: set[str] = set()  # values made of literals and extents alone: not aligned to the axes
+        for e in program.eqns:
+            if (ops.TABLE[e.op].kind == "map" or e.op == ops.SIZE.name) and all(map(self.is_number, e.args)):
+                self.numbers.add(e.out.name)
 
     def text(self, name: str) -> str:
         p = self.program
@@ -254,9 +259,21 @@ class _Reference:
                     return f"{safe(t.name)}.shape[{i}]"
         raise AssertionError(f"no input has the axis {axis}")
 
+    def is_number(self, a: Atom) -> bool:
+        return a.name in self.numbers if isinstance(a, Var) else True
+
+    def device(self) -> ast.expr:
+        return ast.Attribute(ast.Name(safe(self.program.inputs[0].name)), "device")
+
+    def aligned(self, value: ast.expr) -> ast.expr:
+        """A number as a tensor of the reference's rank."""
+        return call("scalar", value, ast.Constant(self.rank), self.device())
+
     def store(self, o) -> str:
         sizes = ", ".join(f"size[{self.dims[a]}]" for a in o.tensor.axes) + ("," if len(o.tensor.axes) == 1 else "")
-        return f'f.store({safe(o.value.name)}, {self.tuple(o.tensor.axes)}, ({sizes}), "{o.tensor.dtype}")'
+        value = ast.Name(safe(o.value.name))
+        value = self.aligned(value) if self.is_number(o.value) else value
+        return f'f.store({ast.unparse(value)}, {self.tuple(o.tensor.axes)}, ({sizes}), "{o.tensor.dtype}")'
 
     # --- one equation
 
@@ -273,6 +290,7 @@ class _Reference:
         kind = ops.TABLE[e.op].kind
         if kind == "map":
             return scalar(e, args)
+        args = [self.aligned(x) if self.is_number(a) else x for a, x in zip(e.args, args)]
         if kind == "contract":
             return call(e.op, *args, self.many(e.attr("axes")))
         if kind == "reduce":
@@ -299,8 +317,7 @@ class _Reference:
                 value = call(e.op, value, self.dim(a), self.extent(a))
             return value
         if e.op == ops.INDEX.name:
-            device = ast.Attribute(ast.Name(safe(self.program.inputs[0].name)), "device")
-            return call(e.op, self.dim(e.attr("axis")), self.extent(e.attr("axis")), ast.Constant(self.rank), device)
+            return call(e.op, self.dim(e.attr("axis")), self.extent(e.attr("axis")), ast.Constant(self.rank), self.device())
         if e.op == ops.SIZE.name:
             first, *rest = (self.extent(a) for a in e.attr("axes"))  # type: ignore[attr-defined]
             return functools.reduce(lambda x, y: ast.BinOp(x, ast.Mult(), y), rest, first)

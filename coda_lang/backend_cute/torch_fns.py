@@ -292,6 +292,10 @@ class Reference(Functions):
             shape[d] = t.shape[i]
         return self._value(t.permute(order).reshape(shape))
 
+    def scalar(self, x: Value, rank: int, device: torch.device | str) -> torch.Tensor:
+        """A number, or what scalar functions made of numbers, aligned to `rank` axes."""
+        return self._value(x).to(device).reshape([1] * rank)
+
     def store(self, x: Value, dims: tuple[int, ...], shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         """The inverse of `load`: a contiguous tensor of `shape`, dims in storage order; Exact keeps floats in float64."""
         a = self._value(x)

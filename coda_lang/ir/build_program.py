@@ -47,6 +47,7 @@ def build_program(program: ast.Program, name: str, context: Context, report: Rep
 class _Program:
     def __init__(self, program: ast.Program, context: Context, report: Report) -> None:
         self.program, self.context, self.report = program, context, report
+        self.before = len(report.diagnostics)
         self.axes = AxisTable(report)
         self.emitter = Emitter(self.axes)
         self.evaluator = Evaluator(Apply(report, self.axes, self.emitter))
@@ -69,6 +70,7 @@ class _Program:
             elif isinstance(statement, ast.Nominal):
                 conditions.nominal(statement)
         saved, recomputed = self.plans()
+        self.extents(inputs)
         return self.assemble(name, inputs, conditions, saved, recomputed)
 
     # --- the signature ---------------------------------------------------------------------------------------------------
@@ -96,6 +98,9 @@ class _Program:
                 self.outputs[o.name] = self.tensor(o.name, o.type, False, o.span)
         for t in inputs:  # types need the program's axis order, which is complete only now
             self.scope.values[t.name] = Value(Var(t.name, Ty(t.dtype, self.axes.ordered(t.axes))), order=t.axes, origin=t.span)
+        if not self.program.inputs:
+            help = "add one: `(x: bf16[m, d])`; a number can be an input, too, `s: f32[]`"
+            self.report.error("C0118", f"the program `{self.program.name}` has no inputs", self.program.span, help=help)
         if not self.program.outputs:
             self.report.error(
                 "C0211",
@@ -209,6 +214,22 @@ class _Program:
                 near = [n for n in self.scope.spans if n not in {i.name for i in self.program.inputs}]
                 help = f"add a line `{o.name} = …`" + (f"; the last value assigned is `{near[-1]}`" if near else "")
                 self.report.error("C0211", f"the output `{o.name}` is never assigned", o.span, "declared here", help=help)
+
+    def extents(self, inputs: tuple[Tensor, ...]) -> None:
+        """Every free axis is one of an input, perhaps under another name; that is where a call finds its extent."""
+        if len(self.report.diagnostics) > self.before:
+            return
+        known = {a for t in inputs for a in t.axes} | {a.name for a in self.axes.axes() if a.extent is not None}
+        renames = [(str(e.attr("axis")), str(e.attr("to"))) for e in self.emitter.eqns if e.op == ops.RENAME.name]
+        while more := {b for pair in renames for a, b in (pair, pair[::-1]) if a in known} - known:
+            known |= more
+        for name in self.axes.names():
+            if name not in known:
+                at = self.axes.span(name)
+                help = f"fix it where it appears, as in `{name}=4`, or name an axis of an input"
+                self.report.error(
+                    "C0203", f"no input has the axis `{name}`, so its extent is not known", at, "free, but not given", help=help
+                )
 
     # --- saved and recomputed values -----------------------------------------------------------------------------------------
 

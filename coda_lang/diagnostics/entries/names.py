@@ -40,7 +40,8 @@ y = silu(x @ w)
         "C0203",
         "an axis that does not exist",
         """Brackets name an axis which no tensor of the signature has and no line above made. Inside a def, brackets name the axes
-        that the def's own brackets bind, and no others: `def f[d](x) = sum[d](x)`.""",
+        that the def's own brackets bind, and no others: `def f[d](x) = sum[d](x)`. Or a free axis stands only in outputs or
+        statements: free extents are taken from the inputs of a call, so none would say how long it is.""",
         """
 program sums(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n], s: f32[m])
 y = x @ w
