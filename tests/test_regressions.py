@@ -107,7 +107,8 @@ def test_gather_along_the_only_axis() -> None:
 def test_numbers_take_part_where_tensors_are_meant() -> None:
     """`expand`, `pack` and reductions of a number, which has no axes of its own."""
     text = "program p(x: bf16[m, d], w: bf16[n, d]) -> (one: f32[m], s: f32[m], z: bf16[m, lane=2], t: f32[], y: bf16[m, n])\n"
-    text += "y = x @ w\none = expand[m](exp(1.0))\ns = sum[n](expand[n](0.5) + y * 0.0)\nz = pack[lane](expand[m](2.0), 3.0)\nt = f32(size[n])\n"
+    text += "y = x @ w\none = expand[m](exp(1.0))\ns = sum[n](expand[n](0.5) + y * 0.0)\n"
+    text += "z = pack[lane](expand[m](2.0), 3.0)\nt = f32(size[n])\n"
     for one, s, z, t, _ in both(coda_lang.compile(text), X, W):
         close(one, torch.full((5,), 2.71828), 1e-4)
         close(s, torch.full((5,), 4.0))

@@ -271,8 +271,8 @@ class _Reference:
 
     def store(self, o) -> str:
         sizes = ", ".join(f"size[{self.dims[a]}]" for a in o.tensor.axes) + ("," if len(o.tensor.axes) == 1 else "")
-        value = ast.Name(safe(o.value.name))
-        value = self.aligned(value) if self.is_number(o.value) else value
+        name = ast.Name(safe(o.value.name))
+        value = self.aligned(name) if self.is_number(o.value) else name
         return f'f.store({ast.unparse(value)}, {self.tuple(o.tensor.axes)}, ({sizes}), "{o.tensor.dtype}")'
 
     # --- one equation
