@@ -110,7 +110,7 @@ def _neighbours(name: str) -> str:
 
 
 def check(text_or_path: str | os.PathLike[str] | Source, options: Options = Options()) -> tuple[Plan, ...]:
-    """Everything that can be wrong with a source, short of emitting it: one plan a program.
+    """Everything that can be wrong with a source, short of emitting it: one plan a program, with its derivative.
 
     Raises CodaError with all errors of the first stage that has any.
     """
@@ -118,8 +118,9 @@ def check(text_or_path: str | os.PathLike[str] | Source, options: Options = Opti
     from .backend_cute.lower import lower
 
     def checked(program: Program) -> Plan:
-        found = passes.run(program)
-        lower(found)
+        found = passes.trained(program)
+        for each in (found, *(p for p in (found.derived.saving, found.derived.backward) if p)) if found.derived else (found,):
+            lower(each)
         return found
 
     return tuple(_each(read(text_or_path), options, checked))
@@ -144,10 +145,10 @@ def programs(text_or_path: str | os.PathLike[str] | Source, options: Options = O
 
 
 def plan(text_or_path: str | os.PathLike[str] | Source, options: Options = Options()) -> tuple[Plan, ...]:
-    """The kernels of each program, in order. Raises CodaError with the errors of all programs."""
+    """The kernels of each program and of its derivative, in order. Raises CodaError with the errors of all programs."""
     from . import passes
 
-    return tuple(_each(read(text_or_path), options, passes.run))
+    return tuple(_each(read(text_or_path), options, passes.trained))
 
 
 def stages() -> tuple[str, ...]:

@@ -119,8 +119,9 @@ def body(
 
 
 def returns(values: Sequence[str]) -> str:
-    """`return (y,)`, `return y, z`"""
-    return f"    return ({values[0]},)" if len(values) == 1 else f"    return {', '.join(values)}" if values else "    return ()"
+    """`return (y,)`, `return y, z`, one a line where they are many"""
+    flat = f"    return ({values[0]},)" if len(values) == 1 else f"    return {', '.join(values)}" if values else "    return ()"
+    return flat if len(flat) <= WIDTH else "    return (\n" + "".join(f"        {v},\n" for v in values) + "    )"
 
 
 def literal(value: object, indent: int = 0, used: int = 0, alias: str = "s") -> str:

@@ -86,8 +86,11 @@ class Finishers:
             work = self._left(earlier, earlier.scope.value(value, env), earlier.scope.hint(value.name, lanes))
             at = tuple((a, Along(a)) for a in o.tensor.axes if a not in lanes)
             part = b.value(self._read(into, work, at, f.hint(value.name, lanes)))
-            here = [b.eq(b.value(f.index(Along(a))), i) for a, i in lanes.items()]
-            chosen = part if chosen is None else b.where(functools.reduce(lambda x, y: x & y, here), part, chosen)
+            if chosen is None:
+                chosen = part
+            else:
+                here = [b.eq(b.value(f.index(Along(a))), i) for a, i in lanes.items()]
+                chosen = b.where(functools.reduce(lambda x, y: x & y, here), part, chosen)
         assert chosen is not None
         into.results.append(Result(o.tensor.name, o.tensor.dtype.name, chosen.atom, tuple((a, a) for a in o.tensor.axes)))
 

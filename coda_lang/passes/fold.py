@@ -103,6 +103,10 @@ class _Fold:
             start = len(self.b.eqns)
             lanes.append(self.b.apply(ops.ADD.name, (x, y), span=e.span).atom)
             self.defs.update({made.out.name: made for made in self.b.eqns[start:]})
+        types = {x.ty.dtype for x in lanes if isinstance(x, Var)}
+        first = next((i for i, x in enumerate(lanes) if isinstance(x, Var)), None)
+        if first is not None and e.out.ty.dtype not in types and not any(isinstance(x, Lit) for x in lanes):  # the sum was f32
+            lanes[first] = self.b.apply(ops.CAST.name, (lanes[first],), {"dtype": e.out.ty.dtype.name}, span=e.span).atom
         return replace(e, op=ops.PACK.name, args=tuple(lanes), attrs=packs[0].attrs)
 
     # --- runs ----------------------------------------------------------------------------------------------------------

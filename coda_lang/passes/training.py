@@ -193,7 +193,7 @@ def planned(plan: Plan, found: Joint) -> Plan:
     early, late = _same(found, forward=True), _same(found, forward=False)
     best: tuple[bool, int, Plan, Plan, tuple[Tensor, ...]] | None = None
     for stored in _orders(residuals):
-        saving = run_stages(_saving(plan.program, found, stored), Stages(_stored(found.early, stored), early))
+        saving = _saving_plan(plan, found, stored, early)
         backward = run_stages(_backward(name, found, stored), Stages(_stored(found.late, stored), late))
         copies = len({x.tensor for p in (saving, backward) for x in p.layouts if x.copy} & {t.name for t in residuals})
         differs = bool(residuals) and not alike(plan, saving)
@@ -204,11 +204,27 @@ def planned(plan: Plan, found: Joint) -> Plan:
     assert best is not None
     differs, _, saving, backward, stored = best
     if differs:
+        saving = run_stages(_saving(plan.program, found, stored), Stages(_stored(found.early, stored), early))
         plan = run_stages(plan.program, Stages(_without(found.early, residuals, plan.program), early))
         if not alike(plan, saving):
             raise InternalError(f"{name}: the forward that saves differs from the one that does not")
     pairs = found.derivative.cotangents, found.derivative.gradients
     return replace(plan, derived=Derived(saving if residuals else None, backward, stored, *pairs))
+
+
+def _saving_plan(plan: Plan, found: Joint, stored: tuple[Tensor, ...], same: tuple[tuple[str, str], ...]) -> Plan:
+    """The forward with residuals: the same kernels with more stores if they can be had, else the stages of the joint cut."""
+    from . import run, run_stages
+
+    program = _saving(plan.program, found, stored)
+    if len(plan.parts) == 1 and stored:
+        try:
+            saving = run(program)
+        except CodaError:
+            saving = None
+        if saving is not None and alike(plan, saving):
+            return saving
+    return run_stages(program, Stages(_stored(found.early, stored), same))
 
 
 def _orders(residuals: tuple[Tensor, ...]) -> Iterable[tuple[Tensor, ...]]:
