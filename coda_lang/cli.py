@@ -28,9 +28,9 @@ class Codac(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
-            near = "" if "." in args[0] or os.path.exists(args[0]) else _near(args[0], self.commands, "")
-            if near:
-                raise click.UsageError(f"there is no command {args[0]}; {near}", ctx)
+            if args[0].isalpha() and not os.path.exists(args[0]):
+                near = _near(args[0], self.commands, f"the commands are {', '.join(self.commands)}")
+                raise click.UsageError(f"there is no command and no file {args[0]}; {near}", ctx)
             args = ["emit", *args]
         return super().parse_args(ctx, args)
 
@@ -182,6 +182,19 @@ def build(file: str, options: driver.Options, output: str, arch: str, configs: t
     made = driver.build(driver.read_file(file), output, options, arch=arch, configs=configs)
     for entry in made.entries:
         _print(f"{os.path.join(output, entry.file)}\n")
+
+
+@cli.command()
+@_options
+@click.option("--shape", metavar="m=…,d=…", help="Extents of the free axes; those left out are chosen.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random inputs.")
+def test(file: str, options: driver.Options, shape: str | None, seed: int) -> int:
+    """Compare what FILE compiles to with FILE as written, in float64; on a Hopper GPU, the kernels too."""
+    arguments = [*(("--shape", shape) if shape else ()), "--seed", str(seed)]
+    try:
+        return driver.self_check(driver.read_file(file), options, arguments)
+    except SystemExit as e:  # it is a script's main
+        raise click.UsageError(e.code if isinstance(e.code, str) else "--shape is of the form m=128,d=64") from None
 
 
 def _near(name: str, known: Iterable[str], otherwise: str) -> str:

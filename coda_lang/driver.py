@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -22,6 +22,7 @@ from .diagnostics.model import CodaError, Diagnostic, InternalError
 from .source import Source
 
 if TYPE_CHECKING:
+    from .backend_cute.function import Function
     from .backend_cute.manifest import Manifest
     from .ir.graph import Program
     from .ir.kernels import Plan
@@ -216,23 +217,16 @@ def build(
     `configs` are keys of tile configurations, or "all"; without any, a few that serve small and large shapes.
     Raises CodaError for errors of the source, a missing package, an unknown configuration, a folder that cannot be written.
     """
-    from .backend_cute import compile, errors
+    from .backend_cute import compile
     from .backend_cute.configs import offered, portfolio
     from .backend_cute.spec import Gemm
 
     text = emit(text_or_path, options)
-    for module, package in (("torch", "torch"), ("cutlass", "nvidia-cutlass-dsl"), ("tvm_ffi", "apache-tvm-ffi")):
-        if importlib.util.find_spec(module) is None:
-            raise errors.refuse(errors.TOOLS, f"compiling kernels needs {package}", help="pip install 'coda-lang[cute]'")
-    from .backend_cute.load import functions_of, import_file
-
+    _need("compiling kernels", "cute", torch="torch", cutlass="nvidia-cutlass-dsl", tvm_ffi="apache-tvm-ffi")
     name, wanted = os.fspath(directory), tuple(configs)
     try:
         os.makedirs(name, exist_ok=True)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "kernel.py"
-            path.write_text(text, encoding="utf-8")
-            found = functions_of(import_file(path))
+        with _imported(text) as (path, found):
             gemms = [k for fn in found for k in fn.program.kernels if isinstance(k, Gemm)]
             known = {c.key for gemm in gemms for c in offered(gemm)}
             for key in set(wanted) - known - {"all"}:
@@ -247,6 +241,36 @@ def build(
         raise _unwritable(name, "it is a file, and a folder is wanted") from None
     except OSError as e:
         raise _unwritable(name, e.strerror or str(e)) from None
+
+
+def self_check(text_or_path: str | os.PathLike[str] | Source, options: Options = Options(), arguments: Iterable[str] = ()) -> int:
+    """What `python kernel.py` does, without keeping kernel.py: compare with float64, print, and return the exit status."""
+    text = emit(text_or_path, options)
+    _need("checking numbers", "torch", torch="torch")
+    from .backend_cute.selfcheck import main
+
+    with _imported(text) as (_, found):
+        return main(found, list(arguments))
+
+
+def _need(what: str, extra: str, **packages: str) -> None:
+    """Raises CallError for the first module (name = package) that is not installed."""
+    from .backend_cute import errors
+
+    for module, package in packages.items():
+        if importlib.util.find_spec(module) is None:
+            raise errors.refuse(errors.TOOLS, f"{what} needs {package}", help=f"pip install 'coda-lang[{extra}]'")
+
+
+@contextlib.contextmanager
+def _imported(text: str) -> Iterator[tuple[Path, Sequence[Function]]]:
+    """An emitted module in a temporary folder, and its functions."""
+    from .backend_cute.load import functions_of, import_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.py"
+        path.write_text(text, encoding="utf-8")
+        yield path, functions_of(import_file(path))
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:

@@ -97,6 +97,15 @@ def test_unknown_param_and_type_are_refused() -> None:
         assert done.returncode == 1 and "error[C0" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
+def test_comparing_with_float64() -> None:
+    pytest.importorskip("torch")
+    done = codac("test", SWIGLU, "--shape", "m=3,d=8,f=5")
+    assert done.returncode == 0 and "all outputs agree" in done.stdout and "m=3" in done.stdout
+    for shape in ("q=3", "nonsense"):
+        assert codac("test", SWIGLU, "--shape", shape).returncode == 2
+
+
 # --- what is wrong with a source ------------------------------------------------------------------------------------------
 
 
