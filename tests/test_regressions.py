@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import coda_lang  # noqa: E402
+from coda_lang import cli, driver  # noqa: E402
 from coda_lang.diagnostics.model import CodaError  # noqa: E402
 
 X, W = torch.randn(5, 16).bfloat16(), torch.randn(8, 16).bfloat16()
@@ -130,3 +135,22 @@ def test_a_program_without_inputs_is_refused() -> None:
     with pytest.raises(CodaError) as e:
         coda_lang.compile("program p() -> (y: f32[])\ny = 1.0\n")
     assert [d.code for d in e.value.diagnostics] == ["C0118"]
+
+
+@pytest.mark.parametrize("word", ["compile", "frobnicate"])
+def test_a_word_that_is_no_command_is_not_taken_for_a_file(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`codac compile FILE` asked for the option -o, which belongs to the default command."""
+    assert cli.main([word, "linear.coda"]) == cli.USAGE
+    said = capsys.readouterr().err
+    assert f"there is no command and no file {word}" in said and "-o" not in said
+
+
+def test_a_standalone_module_needs_no_cache_folder(tmp_path: Path) -> None:
+    source = tmp_path / "p.coda"
+    source.write_text("program p(x: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\ny = x @ w\n")
+    module = tmp_path / "kernel.py"
+    module.write_text(driver.emit(source, standalone=True))
+    environment = {**os.environ, "CODA_CACHE_DIR": os.devnull, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-I", str(module), "--shape", "m=5,d=16,n=8"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and "all outputs agree" in done.stdout, done.stderr

@@ -25,18 +25,26 @@ def _runtime() -> str:
     """Unpack the runtime, which stands in comments at this file's end, into the user's cache folder; the name of its package."""
     name, *lines = Path(__file__).read_text(encoding="utf-8").rpartition("\\n# runtime: ")[2].split("\\n")
     files = json.loads(zlib.decompress(base64.b64decode("".join(line.removeprefix("# ") for line in lines))))
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    root = Path(os.environ.get("CODA_CACHE_DIR") or Path(home) / "coda_lang") / "runtime"
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        root = Path(os.environ.get("CODA_CACHE_DIR") or Path(home) / "coda_lang") / "runtime"
+        _unpack(files, root / name)
+    except (OSError, RuntimeError):  # no such folder can be made: one for this process alone
+        root = Path(tempfile.mkdtemp(prefix="coda_lang-"))
+        _unpack(files, root / name)
+    sys.path.insert(0, str(root))
+    return name
+
+
+def _unpack(files: dict, folder: Path) -> None:
     for path, text in files.items():
-        target = root / name / path
+        target = folder / path
         if not target.is_file() or target.read_text(encoding="utf-8") != text:
             target.parent.mkdir(parents=True, exist_ok=True)
             handle, fresh = tempfile.mkstemp(dir=target.parent)
             with open(handle, "w", encoding="utf-8") as file:
                 file.write(text)
             os.replace(fresh, target)
-    sys.path.insert(0, str(root))
-    return name
 
 
 _package = _runtime()
