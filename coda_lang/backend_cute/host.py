@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 import torch
 
-from ..diagnostics.model import InternalError
 from . import configs, layout, spec
 from .binding import Binding
 from .torch_fns import DTYPES
@@ -231,21 +230,20 @@ class _Planner:
             self.operands[key] = self._usable(source, record, packed)
         return self.operands[key]
 
-    def _usable(self, source: int, record: spec.Tensor, packed: bool, written: bool = False) -> int:
+    def _judged(self, source: int, record: spec.Tensor, packed: bool) -> layout.Verdict:
+        """Can a kernel use a tensor as it is?"""
         if not record.modes:
-            if self.address[source] % layout.ALIGNMENT == 0:
-                return self._view(source, (1,), (1,))
-            verdict = layout.judge(record, packed, (), (), self.address[source])
-        else:
-            view = self._as_modes(source, record)
-            if view is None:
-                verdict = layout.Verdict(reason="its axes lie in an order that no view can merge")
-            else:
-                verdict = layout.judge(record, packed, tuple(view.shape), view.stride(), self.address[source])
+            address = self.address[source]
+            return layout.Verdict() if address % layout.ALIGNMENT == 0 else layout.judge(record, packed, (), (), address)
+        view = self._as_modes(source, record)
+        if view is None:
+            return layout.Verdict(reason="its axes lie in an order that no view can merge")
+        return layout.judge(record, packed, tuple(view.shape), view.stride(), self.address[source])
+
+    def _usable(self, source: int, record: spec.Tensor, packed: bool) -> int:
+        verdict = self._judged(source, record, packed)
         if not verdict.reason:
-            return self._view(source, mode_shape(record, self.extents), verdict.strides)
-        if written:
-            raise InternalError(f"{record.name} cannot be written where other kernels read it: {verdict.reason}")
+            return self._view(source, mode_shape(record, self.extents) or (1,), verdict.strides or (1,))
         self.plan.copies.append(f"{'input' if record.role == 'in' else 'intermediate'} {record.name!r} is copied: {verdict.reason}")
         shape = mode_shape(record, self.extents)
         slot = self._new(shape or (1,), layout.pitched(record, packed, shape) or (1,), DTYPES[record.dtype])
@@ -270,8 +268,7 @@ class _Planner:
         """A fresh output, as the kernel writes it; a temporary that is copied afterwards where the result's strides are of no use."""
         argument, dtype, shape = self.declared[record.name], DTYPES[record.dtype], mode_shape(record, self.extents)
         if record.name in self.temps:
-            self.home[record.name] = self._temporary(record.name)
-            return self._usable(self.home[record.name], record, packed, written=not isinstance(kernel, spec.Finish))
+            return self._between(kernel, record, packed)
         result = self._contiguous(self.binding.returned(argument), dtype)
         self.returns[record.name] = self.home[record.name] = result
         if not shape:
@@ -287,14 +284,29 @@ class _Planner:
                 return self._view(result, shape, verdict.strides)
             reason = verdict.reason
         self.plan.copies.append(f"output {record.name!r} is written to a temporary and copied: {reason}")
-        temporary = self._new(shape, layout.pitched(record, packed, shape), dtype)
+        temporary, unmerged, back = self._own(record, packed)
         declared = self.binding.declared(argument)
-        unmerged, order = self._unmerged(record)
-        back = [order.index(i) for i in range(len(order))]
-        inner = self.meta[temporary].view(unmerged).permute(back)
-        self.home[record.name] = self._view(temporary, inner.shape, inner.stride())
         self.after.append(lambda slots: slots[result].view(declared).copy_(slots[temporary].view(unmerged).permute(back)))
         return temporary
+
+    def _between(self, kernel: spec.Kernel, record: spec.Tensor, packed: bool) -> int:
+        """A tensor between kernels, as its kernel writes it: where all others read it, or a place of its own that others copy from."""
+        shared = self._temporary(record.name)
+        self.home[record.name] = shared
+        if isinstance(kernel, spec.Finish) or not self._judged(shared, record, packed).reason:
+            return self._usable(shared, record, packed)
+        self.plan.steps.pop()  # the allocation
+        return self._own(record, packed)[0]
+
+    def _own(self, record: spec.Tensor, packed: bool) -> tuple[int, tuple[int, ...], list[int]]:
+        """A fresh buffer that a kernel can write, the tensor's home; its shape with all axes apart, and their way to the declared order."""
+        shape = mode_shape(record, self.extents)
+        slot = self._new(shape, layout.pitched(record, packed, shape), DTYPES[record.dtype])
+        unmerged, order = self._unmerged(record)
+        back = [order.index(i) for i in range(len(order))]
+        inner = self.meta[slot].view(unmerged).permute(back)
+        self.home[record.name] = self._view(slot, inner.shape, inner.stride())
+        return slot, unmerged, back
 
     # kernels
 

@@ -18,7 +18,10 @@ Functions = Mapping[str, Callable[..., tuple]]
 
 
 def prune(program: spec.Program, functions: Functions, wanted: Sequence[str]) -> tuple[spec.Program, dict[str, Callable[..., tuple]]]:
-    """The program that computes only the outputs in `wanted`, which are in the order declared."""
+    """The program that computes only the outputs in `wanted`, which are in the order declared.
+
+    An unwanted output that another kernel reads becomes a tensor between kernels.
+    """
     made = dict(functions)
     needed = set(wanted)
     kernels: list[spec.Kernel] = []
@@ -29,7 +32,8 @@ def prune(program: spec.Program, functions: Functions, wanted: Sequence[str]) ->
             needed |= {t.name for t in smaller.tensors}
     kernels = [_unloaded(kernel, made) for kernel in kernels]
     outputs = tuple(o for o in program.outputs if o.name in wanted)
-    temps = tuple(t for t in program.temps if t.name in needed)
+    read = set().union(*map(used, kernels)) if kernels else set()
+    temps = tuple(t for t in (*program.temps, *program.outputs) if t.name in read and t not in outputs)
     same = tuple(pair for pair in program.same if pair[0] in wanted)
     return replace(program, outputs=outputs, kernels=tuple(kernels), temps=temps, same=same), made
 
