@@ -92,7 +92,7 @@ def test_default_configurations(name):
 def test_a_sample_of_configurations(name):
     gemm = gemm_cases.ALL[name].gemm
     chosen = [c for c in configs.offered(gemm) if c.key in SAMPLE]
-    assert len(chosen) >= 4
+    assert len(chosen) >= 3
     check([gemm_cases.ALL[name]], lambda _: chosen)
 
 
