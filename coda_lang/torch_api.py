@@ -18,6 +18,7 @@ from .backend_cute import cache, errors, manifest
 from .backend_cute.function import Function
 from .backend_cute.load import functions_of, import_file
 from .backend_cute.load import load as load_build
+from .diagnostics.model import CodaError, Diagnostic
 from .source import Source
 
 
@@ -30,6 +31,10 @@ def compile(
     program's `param`s, `types` choices to its generic types; `strict` forbids laws that move a rounding point. Kernels are compiled
     when tensors of their shape are first met, and kept on disk. Raises CodaError with all errors of the source.
     """
+    for name, value, kind, example in (("types", types or {}, Mapping, '{"T": "f16"}'), ("strict", strict, bool, "True")):
+        if not isinstance(value, kind):
+            help = f"write {name}={example}; a param called {name} gets another value by `codac --param {name}=…` alone"
+            raise CodaError([Diagnostic("C0210", f"{name}={value!r} is no option of compile", help=help)])
     text = driver.emit(text_or_path, driver.Options(params=params, types=types or {}, strict=strict))
     return _result(functions_of(import_file(_written(text))))
 

@@ -154,3 +154,15 @@ def test_a_standalone_module_needs_no_cache_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-I", str(module), "--shape", "m=5,d=16,n=8"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0 and "all outputs agree" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("options", [{"e": 10**400}, {"types": "f16"}, {"strict": 2.0}])
+def test_options_of_compile_that_are_none(options: dict[str, Any]) -> None:
+    with pytest.raises(CodaError):
+        coda_lang.compile("program p(x: f32[m]) -> (y: f32[m])\nparam e = 1.0\ny = x * e\n", **options)
+
+
+def test_a_nested_tensor_is_refused() -> None:
+    fn = coda_lang.compile("program p(x: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\ny = x @ w\n")
+    with pytest.raises(CodaError, match="nested"):
+        fn(torch.nested.nested_tensor([X[:2], X[2:]]), W)

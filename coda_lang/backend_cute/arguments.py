@@ -237,6 +237,8 @@ def _kind(argument: spec.Argument, value: Any) -> tuple[str, str] | None:
             remedy = "pass its shard (.to_local()) or the whole tensor (.full_tensor()); nothing is gathered silently"
             return f"got a sharded {kind.__name__}", remedy
         return f"got the tensor subclass {kind.__name__}, which may give meaning to its elements", "pass a plain torch.Tensor"
+    if value.is_nested:
+        return "got a nested tensor, whose rows have lengths of their own", "pass them one by one, or padded (.to_padded_tensor(0.0))"
     if value.layout != torch.strided:
         return f"got a tensor of layout {value.layout}", "pass a dense tensor (.to_dense())"
     if value.device.type != "meta":

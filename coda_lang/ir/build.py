@@ -131,16 +131,17 @@ class _Module:
     def known(self, what: str, name: str, names: Collection[str], verb: str) -> bool:
         if name not in names:
             others = f"there are {listed(sorted(names))}" if names else "the file declares none"
-            self.report.error("C0210", f"there is no {what} to {verb}", None, notes=[others], help=did_you_mean(name, names) or others)
+            near = did_you_mean(name, names)
+            self.report.error("C0210", f"there is no {what} to {verb}", None, notes=[others] if near else [], help=near or others)
         return name in names
 
     def number(self, name: str, value: object) -> bool:
         """Can this be the value of a param?"""
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
             help = f"give a number, as in {name}=1e-5"
             self.report.error("C0210", f"the param `{name}` is set to {value!r}, which is not a number", None, help=help)
             return False
-        if math.isfinite(value) and (abs(value) > F32_MAX or 0 < abs(value) <= F32_TINY):
+        if abs(value) != math.inf and (abs(value) > F32_MAX or 0 < abs(value) <= F32_TINY):
             help = "give a number that f32 holds, or inf"
             self.report.error("C0316", f"the param `{name}` is set to {value}, which does not fit f32", None, help=help)
             return False
