@@ -61,6 +61,11 @@ def difference(f, a, b):
     return (a - b,)
 
 
+def blend(f, u, v, a, b):
+    z = u * a + v * b
+    return (z, z, z)
+
+
 def squares(f, z):
     return (z * z, z)
 
@@ -188,6 +193,25 @@ EXTRA = {
             s.Load("flag", "flag", (ROW, COL)),
         ),
         extents=("k",),
+    ),
+    "map": GemmCase(
+        gemm(
+            "map", ["u f32 m n", "v bf16 n m", "a bf16 m", "b f32 n", OUT, ("r f32 m", "work"), ("c f32 n", "work")],
+            (), (s.Phase("blend"),),
+            ports=(
+                s.Tile("u", s.Matrix("u", (0,), (1,))), s.Tile("v", s.Matrix("v", (1,), (0,))), s.Load("a", "a", (ROW,)),
+                s.Load("b", "b", (COL,)),
+            ),
+            sinks=(*STORE, s.RowReduce("lse", "r"), s.ColReduce("sum", "c")), rows=("m",), cols=("n",), extents=("m", "n"),
+        ),
+        {"blend": blend},
+    ),
+    "map_vectors": GemmCase(
+        gemm(
+            "map_vectors", ["b f32 n", ("r f32", "work")], (), (s.Phase("same"),), ports=(s.Load("b", "b", (COL,)),),
+            sinks=(s.RowReduce("sum", "r"),), cols=("n",), extents=("n",),
+        ),
+        {"same": same},
     ),
     "columns_only": GemmCase(
         gemm(

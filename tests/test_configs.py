@@ -22,7 +22,8 @@ def test_what_is_offered_fits(name):
     assert offered and len(set(offered)) == len(offered)
     for config in offered:
         memory = configs.budget(gemm, config)
-        assert memory is not None and memory.smem_bytes <= 227 * 1024 and memory.ab_stages >= 3
+        assert memory is not None and memory.smem_bytes <= 227 * 1024
+        assert memory.ab_stages >= 3 if gemm.products else memory.ab_stages == 0
         nb = configs.columns_per_segment(gemm, config)
         assert nb * gemm.segments == config.tile_n <= 256 and nb % gemm.granule == 0 and nb % (8 * config.cluster_m) == 0
         assert configs.accumulators(config) <= configs.max_accumulators(gemm) <= 208 and configs.warpgroup_rows(config) % 64 == 0

@@ -59,7 +59,7 @@ def accumulators(config: Config) -> int:
 
 def max_accumulators(gemm: Gemm) -> int:
     """f32 registers a thread can give to the accumulator and still run this epilogue without spilling (tests/test_cubins.py holds it)."""
-    if any(not isinstance(s, Store) for s in gemm.sinks):
+    if len(gemm.phases) > 1 or any(not isinstance(s, Store) for s in gemm.sinks):
         return 160
     vectors = [p for p in gemm.ports if isinstance(p, Load) and p.index]
     return max(min(192 if any(isinstance(p, Tile) for p in gemm.ports) else 208, 208 - 24 * (len(vectors) - 1)), 128)

@@ -84,6 +84,8 @@ class _Lowering:
             for i, phase in enumerate(g.phases)
         )
         sinks = tuple(map(self.sink, g.sinks))
+        if not products:  # nothing else tells a map kernel its size
+            self.read_sizes(g.rows + g.cols)
         steps = lcm(granule(self.plan.program, self.plan), *(group.size for phase in phases for group in phase.groups))
         return s.Gemm(
             g.name,

@@ -12,8 +12,8 @@ Geometry
 
 Map kernels
     A `Gemm` with `products == ()` has no accumulator: one pass over memory. Its geometry is `rows` x `cols` (m and n are their
-    products; one segment), its values come through ports alone. Phases, groups and sinks are those of any Gemm. Where a program has
-    a single axis, `rows == ()`: m is 1, and nothing but `Load`s and reductions occurs.
+    products; one segment; all their free axes are in `extents`), its values come through ports alone. Phases, groups and sinks
+    are those of any Gemm. Where a program has a single axis, `rows == ()`: m is 1, and nothing but `Load`s and reductions occurs.
 
 Scalar functions
     phase(f, *accumulators, *ports, *statistics) -> tuple of f32 scalars. `f` is the function library: `device_fns` inside a

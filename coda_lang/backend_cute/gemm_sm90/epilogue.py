@@ -81,7 +81,9 @@ class Elements:
     def __init__(self, epilogue: Epilogue, accumulator, wg_row: Int32, tile_col: Int32, cursor: Cursor):
         self.epilogue, self.plan, self.cursor = epilogue, epilogue.plan, cursor
         self.wg_row, self.tile_col = wg_row, tile_col
-        self.accumulator = cute.make_tensor(accumulator.iterator, cute.make_layout(cute.size(accumulator)))
+        if accumulator is not None:  # of a map kernel it is
+            accumulator = cute.make_tensor(accumulator.iterator, cute.make_layout(cute.size(accumulator)))
+        self.accumulator = accumulator
         self.row0 = wg_row * self.plan.rows + epilogue.warp * 16 + epilogue.lane // 4
         self.col0 = tile_col * self.plan.nb + 2 * (epilogue.lane % 4)
         self.memo: dict[tuple, object] = {}
@@ -111,6 +113,8 @@ class Elements:
 
     def accumulators(self, mi: int, r: int, j: int, c: int) -> list:
         plan = self.plan
+        if self.accumulator is None:
+            return []
         base = c + 2 * r + 4 * j + mi * (plan.config.tile_n // 2)
         return [self.accumulator[base + s * (plan.nb // 2)] for s in range(plan.gemm.segments)]
 

@@ -3,6 +3,7 @@
 In: the record, a tile configuration, the phase functions. Out: an object that `cute.compile` accepts, called with the device tensors in
 the order of `Gemm.tensors`, one Int32 per name in `Gemm.extents`, and the stream. Roles: two warpgroups multiply and run the epilogue,
 one loads; in ping-pong the two work on different tiles and take turns at the tensor cores, in a cooperative kernel they share a tile.
+Without products it is a map kernel: the same epilogues, over tiles and vectors alone.
 Non-goals: checking arguments and allocating; empty matrices (the host launches nothing for M = 0 or N = 0, and for K = 0 hands over
 operands of zeros).
 """
@@ -19,7 +20,7 @@ from cutlass.memory import SmemAllocator
 
 from ..configs import WARPGROUPS, accumulators, budget, tile_stores
 from ..spec import ColReduce, Config, Gemm, Load, Point, RowReduce, Store
-from . import scheduler
+from . import ports, scheduler
 from .epilogue import THREADS, Epilogue, Plan
 from .mainloop import Loader, Mainloop, Multiplier
 from .ports import TileLoader
@@ -54,12 +55,16 @@ class GemmSm90:
     def __call__(self, *args):
         spec = self.spec
         tensors = {record.name: tensor for record, tensor in zip(spec.tensors, args)}
+        extents = tuple(args[len(spec.tensors) : -1])
         operands, loads = self.mainloop.atoms_for(tensors)
-        m, n = Int32(cute.size(operands[0], mode=[0])), Int32(cute.size(operands[1], mode=[0]))
+        if cutlass.const_expr(len(operands) > 0):
+            m, n = Int32(cute.size(operands[0], mode=[0])), Int32(cute.size(operands[1], mode=[0]))
+        else:
+            m, n = (Int32(ports.size_of(sizes, dict(zip(spec.extents, extents)))) for sizes in (spec.rows, spec.cols))
         depths = tuple(Int32(cute.size(view, mode=[1])) for view in operands[::2])
         atoms = (loads, self.plan.store_atoms(tensors), self.plan.tile_atoms(tensors))
         direct = tuple(tensors[name] for name in self.direct)
-        self.kernel(atoms, direct, tuple(args[len(spec.tensors) : -1]), (m, n, depths)).launch(
+        self.kernel(atoms, direct, extents, (m, n, depths)).launch(
             grid=self.shape.grid(m, n, self.multiprocessors),
             block=[(WARPGROUPS + 1) * THREADS, 1, 1],
             cluster=(*self.shape.cluster, 1),
@@ -78,15 +83,13 @@ class GemmSm90:
         named = dict(zip(self.spec.extents, extents))
 
         smem = SmemAllocator()
-        ring, tile_rings = self.rings(smem)
-        operands = (smem.allocate(self.config.tile_m * 128 * self.budget.ab_stages, 1024),)
-        operands = (*operands, smem.allocate(self.config.tile_n * 128 * self.budget.ab_stages, 1024))
+        rings, tile_rings = self.rings(smem)
+        operands = self.operands(smem)
         panels = self.panels(smem)
         if warp == 0:
             with cute.arch.elect_one():
-                ring.init()
-                for tile_ring in tile_rings:
-                    tile_ring.init()
+                for ring in (*rings, *tile_rings):
+                    ring.init()
             cute.arch.mbarrier_init_fence()
         if warp == MMA_WARPS:
             self.prefetch(atoms)
@@ -98,32 +101,44 @@ class GemmSm90:
 
         if warp >= MMA_WARPS:
             cute.arch.setmaxregister_decrease(self.registers[0])
-            if warp == MMA_WARPS:
-                self.load(ring, loads, operands, m, n, depths)
+            for ring in rings:
+                if warp == MMA_WARPS:
+                    self.load(ring, loads, operands, m, n, depths)
             for g in cutlass.range_constexpr(len(tile_rings)):
                 if warp == MMA_WARPS + 1 + g:
                     self.load_tiles(g, tile_rings[g], tile_loads, panels, m, n)
         else:
             cute.arch.setmaxregister_increase(self.registers[1])
-            multiplier = Multiplier(self.mainloop, ring, *operands, 0 if self.config.pingpong else group)
+            multipliers = [Multiplier(self.mainloop, ring, *operands, 0 if self.config.pingpong else group) for ring in rings]
             own_ring = tile_rings[0].shifted(group) if cutlass.const_expr(len(tile_rings) > 0) else None
             epilogue = Epilogue(self.plan, tensors, named, m, n, group, tidx % THREADS, stores, self.of_group(panels, group), own_ring)
-            self.multiply(multiplier, epilogue, group, m, n, depths)
+            if cutlass.const_expr(len(rings) > 0):
+                self.multiply(multipliers[0], epilogue, group, m, n, depths)
+            else:
+                self.map(epilogue, group, m, n)
 
     # --- shared memory
 
     def rings(self, smem: SmemAllocator):
-        """The ring of the operands, and one of the tile ports for each warpgroup (none without tile ports)."""
+        """The ring of the operands (none in a map kernel), and one of the tile ports for each warpgroup (none without tile ports)."""
         memory = self.budget
-        warps = 4 if self.config.pingpong else MMA_WARPS  # that drain one stage
-        barriers = smem.allocate_array(Int64, 2 * memory.ab_stages)
-        ring = Ring(barriers, memory.ab_stages, self.mainloop.stage_bytes, warps, self.shape.cluster)
+        rings = []
+        if self.spec.products:
+            warps = 4 if self.config.pingpong else MMA_WARPS  # that drain one stage
+            barriers = smem.allocate_array(Int64, 2 * memory.ab_stages)
+            rings = [Ring(barriers, memory.ab_stages, self.mainloop.stage_bytes, warps, self.shape.cluster)]
         if not self.plan.tiles:
-            return ring, []
+            return rings, []
         barriers = smem.allocate_array(Int64, WARPGROUPS * 2 * memory.tile_stages)
         size = sum(panel.stage_bytes for _, panel in self.plan.tiles)
         first = Ring(barriers, memory.tile_stages, size, 4)
-        return ring, [first.shifted(g) for g in range(WARPGROUPS)]
+        return rings, [first.shifted(g) for g in range(WARPGROUPS)]
+
+    def operands(self, smem: SmemAllocator):
+        """The stages of A and of B (nothing in a map kernel)."""
+        if not self.spec.products:
+            return ()
+        return tuple(smem.allocate(rows * 128 * self.budget.ab_stages, 1024) for rows in (self.config.tile_m, self.config.tile_n))
 
     def panels(self, smem: SmemAllocator):
         """Bytes for each store, each tile port and the scratch: (pointer, bytes of one warpgroup)."""
@@ -182,6 +197,21 @@ class GemmSm90:
             row, col = scheduler.tile_at(work, rows, cols, self.shape.cluster)
             wg_row = row if cutlass.const_expr(self.config.pingpong) else row * WARPGROUPS + group
             cursor = loader.tile(wg_row, col, cursor)
+
+    @cute.jit
+    def map(self, epilogue, group: Int32, m: Int32, n: Int32):
+        """A map kernel: epilogues alone."""
+        rows, cols = self.shape.clusters(m, n)
+        _, _, first = cute.arch.block_idx()
+        _, _, step = cute.arch.grid_dim()
+        tile_cursor = Cursor.start(max(self.budget.tile_stages, 1))
+        if cutlass.const_expr(self.config.pingpong):
+            first, step = first + group * step, step * WARPGROUPS
+        for work in cutlass.range(first, rows * cols, step, unroll=1):
+            row, col = scheduler.tile_at(work, rows, cols, self.shape.cluster)
+            wg_row = row if cutlass.const_expr(self.config.pingpong) else row * WARPGROUPS + group
+            tile_cursor = epilogue.tile(epilogue.begin(None, wg_row, col, tile_cursor))
+        epilogue.drain()
 
     @cute.jit
     def multiply(self, multiplier, epilogue, group: Int32, m: Int32, n: Int32, depths):
