@@ -48,6 +48,7 @@ class Compiled:
     """Executables compiled on demand, through the cache on disk."""
 
     arch = "sm_90a"
+    whole = False
 
     def __init__(self, program: spec.Program, functions: Mapping[str, Callable[..., tuple]]) -> None:
         self.fixed, self.functions = fixed(program), functions
@@ -152,13 +153,15 @@ class Function:
         self.last_path = "kernels"
         return self._pack(plan.run(tensors))
 
-    def reference(self, *tensors: Any, outputs: str | Iterable[str] | None = None, exact: bool = False, **named: Any) -> Any:
-        """The program as written, in plain torch on any device; `exact` computes in float64 and rounds nothing."""
+    def reference(
+        self, *tensors: Any, outputs: str | Iterable[str] | None = None, exact: bool = False, library: Any = None, **named: Any
+    ) -> Any:
+        """The program as written, in plain torch on any device; `exact` computes in float64 and rounds nothing, `library` otherwise."""
         if outputs is not None:
-            return self._forward(outputs, "reference", tensors, named, exact=exact)
+            return self._forward(outputs, "reference", tensors, named, exact=exact, library=library)
         values, binding = self._declared(tensors, named)
         with arguments.as_written():
-            return self._pack(self._written(values, binding, exact))
+            return self._pack(self._written(values, binding, library or (torch_fns.Exact() if exact else torch_fns.Written())))
 
     def reference_planned(self, *tensors: Any, outputs: str | Iterable[str] | None = None, exact: bool = False, **named: Any) -> Any:
         """What the kernels compute, in plain torch on any device: the emitted functions over the kernels' records, rounding as they do."""
@@ -195,6 +198,11 @@ class Function:
 
     # for the derivative and for registered operators
 
+    @property
+    def programs(self) -> tuple[spec.Program, ...]:
+        """Everything with kernels: the program, and where it has a derivative the saving forward and the backward."""
+        return tuple(p for p in (self.program, self.saving, self.backward) if p is not None)
+
     def bind(self, tensors: Sequence[Any]) -> Binding:
         """The extents of a call. Raises CallError where the shapes do not fit, or the shape contract of forward or backward fails."""
         binding = bind(self.program, arguments.shapes(tensors))
@@ -218,7 +226,7 @@ class Function:
                 raise errors.refuse(errors.BACKWARD, f"{self.program.name} has no derivative", help="declare it without the word `forward`")
             self._derivative = derivative.Derivative(
                 self._whole or self.program, self.saving, self.backward, self.functions, self.cotangents, self.gradients,
-                [o.name for o in self.program.outputs],
+                [o.name for o in self.program.outputs], whole=self.objects.whole,
             )  # fmt: skip
         return autograd.Training(self, self._derivative, way, buffers)
 
@@ -301,11 +309,11 @@ class Function:
         binding = bind(self.program, arguments.shapes(values))
         return arguments.declared(self.program, values, binding, device), binding
 
-    def _written(self, values: Sequence[Any], binding: Binding, exact: bool = False) -> list[Any]:
-        """The reference's results, from arguments in declared dims."""
+    def _written(self, values: Sequence[Any], binding: Binding, library: Any = None) -> list[Any]:
+        """The reference's results, from arguments in declared dims; `library` computes them."""
         if self._reference is None:
             raise errors.refuse(errors.BUILD, f"{self.program.name}: this build carries no reference", help="build it from its .coda file")
-        results = self._reference(torch_fns.Exact() if exact else torch_fns.Written(), *values)
+        results = self._reference(library or torch_fns.Written(), *values)
         return self._returned(results if isinstance(results, (tuple, list)) else (results,), binding)
 
     def _returned(self, results: Sequence[Any], binding: Binding) -> list[Any]:

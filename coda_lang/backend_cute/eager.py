@@ -1,0 +1,46 @@
+"""What eager PyTorch computes in a program's own precision: the baseline that errors of kernels are measured by.
+
+In: a function, CUDA or CPU tensors. Out: its outputs, each product of 16-bit operands by torch.mm on the tensor cores with an f32 result
+(whose sums are less exact than a sum in f32 units: the tensor cores truncate), all else as written in f32.
+Non-goals: being the reference, which is independent of what the hardware does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import torch_fns
+
+
+class Eager(torch_fns.Written):
+    """As `Written`, but for products on a GPU."""
+
+    def contract(self, x: Any, y: Any, dims: tuple[int, ...]) -> torch.Tensor:
+        """Sum of x * y over `dims`; operands are 16-bit values, held in f32."""
+        a, b = self._float(x), self._float(y)
+        half = next((t for t in (torch.bfloat16, torch.float16) if all(torch.equal(v.to(t).to(v.dtype), v) for v in (a, b))), None)
+        rows = [d for d in range(a.dim()) if d not in dims and a.shape[d] > 1]
+        cols = [d for d in range(a.dim()) if d not in dims and b.shape[d] > 1]
+        if not a.is_cuda or half is None or set(rows) & set(cols) or any(a.shape[d] != b.shape[d] for d in dims):
+            return super().contract(x, y, dims)
+        shape = [1 if d in dims else max(a.shape[d], b.shape[d]) for d in range(a.dim())]
+        left, right = _matrix(a.to(half), rows, dims), _matrix(b.to(half), cols, dims)
+        out = torch.mm(left, right.mT, out_dtype=torch.float32).reshape([a.shape[d] for d in rows] + [b.shape[d] for d in cols])
+        order = sorted(range(len(rows) + len(cols)), key=[*rows, *cols].__getitem__)
+        return out.permute(order).reshape(shape)
+
+
+def _matrix(t: torch.Tensor, kept: list[int], over: tuple[int, ...]) -> torch.Tensor:
+    """The operand as a matrix [kept, over]; its other dims are 1."""
+    rest = [d for d in range(t.dim()) if d not in kept and d not in over]
+    moved = t.permute([*kept, *over, *rest])
+    return moved.reshape(-1 if kept else 1, _size(t, over))
+
+
+def _size(t: torch.Tensor, dims: tuple[int, ...]) -> int:
+    size = 1
+    for d in dims:
+        size *= t.shape[d]
+    return size
