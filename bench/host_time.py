@@ -23,8 +23,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.need_gpu import missing  # noqa: E402
-from coda_lang.backend_cute import arguments, configs  # noqa: E402
+from bench.need_gpu import missing
+from coda_lang.backend_cute import arguments, configs
 
 PROGRAMS = {
     "linear": "program linear(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])\ny = x @ w\n",
@@ -38,6 +38,7 @@ class Stubs:
     """Executables that do nothing."""
 
     arch = "sm_90a"
+    whole = False
 
     def config(self, gemm: Any, m: int, n: int, k: int, device: Any) -> Any:
         """The default configuration."""

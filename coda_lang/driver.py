@@ -227,16 +227,16 @@ def build(
     try:
         os.makedirs(name, exist_ok=True)
         with _imported(text) as (path, found):
-            gemms = [k for fn in found for k in fn.program.kernels if isinstance(k, Gemm)]
+            programs = [program for fn in found for program in fn.programs]
+            gemms = [k for program in programs for k in program.kernels if isinstance(k, Gemm)]
             known = {c.key for gemm in gemms for c in offered(gemm)}
             for key in set(wanted) - known - {"all"}:
                 raise CodaError([Diagnostic("C0803", f"there is no configuration {key}", notes=(f"there are {', '.join(sorted(known))}",))])
             chosen = {
-                gemm.name: tuple(c for c in offered(gemm) if "all" in wanted or c.key in wanted) if wanted else portfolio(gemm)
-                for gemm in gemms
+                gemm.name: tuple(c for c in offered(gemm) if "all" in wanted or c.key in wanted) or portfolio(gemm) for gemm in gemms
             }
             functions = {n: f for fn in found for n, f in fn.functions.items()}
-            return compile.build([fn.program for fn in found], functions, Path(name), configs=chosen, module=path, arch=arch)
+            return compile.build(programs, functions, Path(name), configs=chosen, module=path, arch=arch)
     except FileExistsError:
         raise _unwritable(name, "it is a file, and a folder is wanted") from None
     except OSError as e:

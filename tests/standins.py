@@ -17,6 +17,7 @@ class StandIns:
     """Executables that refuse what a kernel could not take, then compute what it would."""
 
     arch = "sm_90a"
+    whole = False
 
     def __init__(self, functions, extents, fixed=None):
         self.functions, self.extents, self.fixed, self.calls = functions, extents, fixed or {}, []

@@ -151,3 +151,34 @@ def test_a_built_object_loads_and_checks_its_arguments(tmp_path, root, monkeypat
     (call,) = fn.objects.executables([(gemm, spec.Config(128, 128))])
     with pytest.raises((TypeError, ValueError), match="device_type=cuda"):
         call(*(torch.zeros(8, 8, dtype=torch.bfloat16) for _ in gemm.tensors))
+
+
+def test_a_build_trains_with_whole_kernels(build, monkeypatch):
+    """Nothing is compiled: kernels that no gradient needs are left out, others run as they were built."""
+    from coda_lang.backend_cute import arguments
+    from tests.standins import StandIns
+
+    fn = coda_lang.load(build.directory).one
+    assert fn.objects.whole and fn.backward is not None
+    extents = {"m": 8, "k": 16, "n": 24}
+
+    class Known(StandIns):
+        whole = True
+
+        def select(self, program, functions):
+            assert {k.name for k in program.kernels} <= {k.name for p in fn.programs for k in p.kernels}
+            return self
+
+    fn.objects = Known(fn.functions, extents)
+    monkeypatch.setattr(arguments, "runs_kernels", lambda device: True)
+    monkeypatch.setattr(arguments, "check_gpu", lambda *a: None)
+    x, w = torch.randn(8, 16).bfloat16().requires_grad_(), torch.randn(24, 16).bfloat16()
+    out = fn(x, w)
+    (out.y.float().sum() + out.peak).backward()
+    other = x.detach().clone().requires_grad_()
+    reference = fn.reference(other, w)
+    (reference.y.float().sum() + reference.peak).backward()
+    torch.testing.assert_close(x.grad, other.grad, rtol=3e-2, atol=3e-2)
+    assert not any(name.endswith("d_w") for name in fn.objects.calls)
+    with pytest.raises(CallError, match="C0712: one: a build has no kernels that leave a gradient in f32"):
+        fn(x, w, accumulate_into={"x": torch.zeros(8, 16)})

@@ -292,6 +292,12 @@ def gradients_planned(
 
 def buffers(fn: Any, tensors: Sequence[Any], given: Mapping[str, Any], derivative: Derivative) -> dict[int, torch.Tensor]:
     """The buffers of `accumulate_into` by place of their input. Raises CallError with everything that is wrong with them."""
+    if fn.objects.whole:
+        raise errors.refuse(
+            errors.BUILD,
+            f"{fn.program.name}: a build has no kernels that leave a gradient in f32, as accumulate_into needs",
+            help="compile the program with coda_lang.compile, or let the gradient be returned",
+        )
     problems = []
     made: dict[int, torch.Tensor] = {}
     for name, buffer in given.items():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from . import slices, spec
-from .prune import prune, target, used
+from .prune import prune, target, used, written
 
 Functions = Mapping[str, Callable[..., tuple]]
 Mask = tuple[bool, ...]
@@ -52,7 +52,10 @@ class Step:
 
 
 class Derivative:
-    """The derivative of one function: `program` with `wanted` outputs, the programs that emission gave."""
+    """The derivative of one function: `program` with `wanted` outputs, the programs that emission gave.
+
+    `whole`: kernels cannot be cut down, only left out.
+    """
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class Derivative:
         cotangents: Sequence[tuple[str, str]],
         gradients: Sequence[tuple[str, str]],
         wanted: Sequence[str] = (),
+        whole: bool = False,
     ) -> None:
         self.program, self.forward, self.backward, self.functions = program, saving or program, backward, functions
         self.inputs = [a.name for a in program.inputs]
@@ -71,6 +75,7 @@ class Derivative:
         self.cotangent = {c: o for o, c in cotangents}  # of every output, those dropped too
         self.differentiable: Mask = tuple(name in self.gradient for name in self.inputs)
         self.smooth: Mask = tuple(o in self.cotangent.values() for o in self.outputs)
+        self.whole = whole
         self._savings: dict[tuple, Saving] = {}
         self._steps: dict[tuple, Step] = {}
 
@@ -98,7 +103,7 @@ class Derivative:
         program: spec.Program | None = None
         functions = self.functions
         if extra:
-            program, functions = prune(self.forward, self.functions, (*self.outputs, *extra))
+            program, functions = prune(self.forward, self.functions, (*self.outputs, *extra), whole=self.whole)
             program = replace(program, outputs=tuple(sorted(program.outputs, key=lambda o: known.index(o.name))))
         return Saving(program, functions, extra, kept, tuple(known.index(name) for name in kept), asked)
 
@@ -108,7 +113,7 @@ class Derivative:
         names = {i: g for i, g in names.items() if self._reached(g, there)}
         same = {o: given for o, given in self.backward.same}
         computed = [o.name for o in self.backward.outputs if o.name in names.values() and o.name not in same]
-        program, pruned = prune(self.backward, self.functions, computed)
+        program, pruned = prune(self.backward, self.functions, computed, whole=self.whole)
         sums = {names[i] for i, a in zip(self.inputs, asked) if a == SUM and i in names}
         program, functions = widen(program, pruned, sums)
         reads = self._read_by(program)
@@ -145,7 +150,7 @@ def widen(program: spec.Program, functions: Functions, outputs: set[str]) -> tup
     """
     made = dict(functions)
     for name in outputs:
-        writers = [k for k in program.kernels if name in _written(k)]
+        writers = [k for k in program.kernels if name in written(k)]
         readers = [k for k in program.kernels if name in used(k) and k not in writers]
         if readers or len(writers) != 1 or _packed(writers[0], name):
             continue
@@ -156,10 +161,6 @@ def widen(program: spec.Program, functions: Functions, outputs: set[str]) -> tup
             outputs=tuple(replace(o, dtype="f32") if o.name == name else o for o in program.outputs),
         )
     return program, made
-
-
-def _written(kernel: spec.Kernel) -> set[str]:
-    return set(kernel.outputs) if isinstance(kernel, spec.Finish) else {target(s) for s in kernel.sinks}
 
 
 def _packed(kernel: spec.Kernel, name: str) -> bool:

@@ -363,6 +363,8 @@ def _named(name: str, fields: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
 class _Described:
     """Stands in for executables where only the description of a plan is wanted."""
 
+    whole = False
+
     def __init__(self, objects: Any) -> None:
         self.config = objects.config
 

@@ -28,7 +28,9 @@ Step = Callable[[Slots], None]
 
 
 class Objects(Protocol):
-    """Where executables come from: compiled on demand, or built ahead of time."""
+    """Where executables come from: compiled on demand, or built ahead of time; then kernels are there `whole` and none can be cut down."""
+
+    whole: bool
 
     def config(self, gemm: spec.Gemm, m: int, n: int, k: int, device: torch.device) -> spec.Config:
         """The tile configuration to use at this size."""

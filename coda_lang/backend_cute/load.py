@@ -20,7 +20,12 @@ from .function import Function, fixed
 
 
 class Built:
-    """Executables from a build; `among` restricts the configurations further than the build does, for tests and measurements."""
+    """Executables from a build, of whole kernels only.
+
+    `among` restricts the configurations further than the build does, for tests and measurements.
+    """
+
+    whole = True
 
     def __init__(self, build: manifest.Manifest, program: spec.Program, functions: Mapping[str, Callable[..., tuple]]) -> None:
         self.build, self.arch, self.functions, self.fixed = build, build.arch, functions, fixed(program)

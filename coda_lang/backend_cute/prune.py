@@ -17,20 +17,26 @@ from . import slices, spec
 Functions = Mapping[str, Callable[..., tuple]]
 
 
-def prune(program: spec.Program, functions: Functions, wanted: Sequence[str]) -> tuple[spec.Program, dict[str, Callable[..., tuple]]]:
+def prune(
+    program: spec.Program, functions: Functions, wanted: Sequence[str], *, whole: bool = False
+) -> tuple[spec.Program, dict[str, Callable[..., tuple]]]:
     """The program that computes only the outputs in `wanted`, which are in the order declared.
 
-    An unwanted output that another kernel reads becomes a tensor between kernels.
+    An unwanted output that another kernel reads becomes a tensor between kernels. With `whole`, kernels stay or go, but none changes: one
+    that stays writes its unwanted outputs to such tensors.
     """
     made = dict(functions)
     needed = set(wanted)
     kernels: list[spec.Kernel] = []
     for kernel in reversed(program.kernels):
-        smaller = _finish(kernel, needed, made) if isinstance(kernel, spec.Finish) else _gemm(kernel, needed, made)
+        if whole:
+            smaller: spec.Kernel | None = kernel if needed & written(kernel) else None
+        else:
+            smaller = _finish(kernel, needed, made) if isinstance(kernel, spec.Finish) else _gemm(kernel, needed, made)
         if smaller is not None:
             kernels.insert(0, smaller)
             needed |= {t.name for t in smaller.tensors}
-    kernels = [_unloaded(kernel, made) for kernel in kernels]
+    kernels = kernels if whole else [_unloaded(kernel, made) for kernel in kernels]
     outputs = tuple(o for o in program.outputs if o.name in wanted)
     read = set().union(*map(used, kernels)) if kernels else set()
     temps = tuple(t for t in (*program.temps, *program.outputs) if t.name in read and t not in outputs)
@@ -120,6 +126,11 @@ def used(kernel: spec.Kernel) -> set[str]:
     if isinstance(kernel, spec.Finish):
         return ports | {p.work for p in kernel.partials} | set(kernel.outputs)
     return ports | {m.tensor for p in kernel.products for m in (p.a, *p.b)} | {target(s) for s in kernel.sinks}
+
+
+def written(kernel: spec.Kernel) -> set[str]:
+    """The tensors that a kernel writes."""
+    return set(kernel.outputs) if isinstance(kernel, spec.Finish) else {target(s) for s in kernel.sinks}
 
 
 def target(sink: spec.Sink) -> str:
