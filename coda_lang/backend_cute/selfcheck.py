@@ -20,7 +20,6 @@ import torch
 from . import spec
 from .binding import bind
 from .eager import Eager
-from .eager import Eager
 from .errors import CallError
 from .torch_fns import DTYPES
 
