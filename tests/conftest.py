@@ -29,3 +29,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if problem:
         for item in wanting:
             item.add_marker(pytest.mark.skip(reason=f"needs a Hopper GPU: {problem}"))
+
+
+@pytest.fixture
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which path a call takes (see tests/autograd_cases.py): "planned", or "kernels" with CPU tensors taken for a GPU's."""
+    if request.param == "kernels":
+        from coda_lang.backend_cute import arguments, host
+        from tests.standins import poisoning
+
+        monkeypatch.setattr(host, "allocate", poisoning)
+        monkeypatch.setattr(arguments, "runs_kernels", lambda device: True)
+        monkeypatch.setattr(arguments, "check_gpu", lambda *a: None)
+    return request.param
