@@ -167,7 +167,8 @@ ENTRIES: tuple[Entry, ...] = (
         "C0118",
         "a signature without its arrow or outputs",
         """A signature reads `program name(inputs) -> (outputs)`. The outputs have names and types, in parentheses even if there is
-        one, and so do the inputs, of which there is at least one: a call finds its device there. Elsewhere `->` stands only in brackets that rename or split an axis.""",
+        one, and so do the inputs, of which there is at least one: a call finds its device there. Elsewhere `->` stands only in
+        brackets that rename or split an axis.""",
         "program f(x: bf16[m, d], w: bf16[n, d])\ny = x @ w",
         _LINEAR + "y = x @ w",
         "Add `-> (name: type)` after the inputs.",
