@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,19 @@ def test_a_nested_tensor_is_refused() -> None:
     fn = coda_lang.compile("program p(x: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\ny = x @ w\n")
     with pytest.raises(CodaError, match="nested"):
         fn(torch.nested.nested_tensor([X[:2], X[2:]]), W)
+
+
+@pytest.mark.parametrize("result", ["b40", "softmax[n](b40)"])
+def test_values_used_often_take_no_longer(result: str) -> None:
+    """Cutting into kernels walked every path to a value; here there are 2^40."""
+    chain = "".join(f"b{i + 1} = sin(b{i}) * b{i}\n" for i in range(40))
+    text = f"program p(x: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\nb0 = x @ w\n{chain}y = {result}\n"
+    started = time.process_time()
+    driver.emit(text)
+    assert time.process_time() - started < 20
+
+
+def test_a_program_of_a_thousand_lines() -> None:
+    """Deeper than Python's stack."""
+    chain = "".join(f"b{i + 1} = b{i} * 1.5 + 1.0\n" for i in range(1000))
+    assert driver.check(f"program p(x: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\nb0 = x @ w\n{chain}y = b1000\n")

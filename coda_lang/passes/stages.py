@@ -13,7 +13,7 @@ used. Where a stage needs a value of an earlier one, it is rebuilt from what is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -233,25 +233,25 @@ class _Cut:
         """What a stage computes in any case: all that is kept of it, and its operands."""
         return [e.out for e in self.program.eqns if e.out.name in self.kept and self.home[e.out.name].stage == number]
 
-    def _missing(self, v: Var, number: int, out: dict[int, dict[str, Var]], seen: set[str]) -> None:
-        """Collects the values of other stages that computing v in stage `number` needs and that cannot be rebuilt from what is stored."""
-        if v.name in seen or v.name in self.inputs:
-            return
-        seen.add(v.name)
-        e, home = self.defs[v.name], self.home[v.name]
-        here = home.stage == number
-        if self._before(v.name, number):
-            if v.name in self.kept or self._rebuilt(v):
-                return
-            if not self._cheap(v):
-                assert home.stage is not None
-                out.setdefault(home.stage, {})[v.name] = v
-                return
-        if v.name in self.group_of and here:
-            return
-        for a in e.args:
-            if isinstance(a, Var):
-                self._missing(a, number, out, seen)
+    def _missing(self, root: Var, number: int, out: dict[int, dict[str, Var]], seen: set[str]) -> None:
+        """Collects what computing `root` in stage `number` needs of other stages and cannot be rebuilt from what is stored."""
+        pending = [root]
+        while pending:
+            v = pending.pop()
+            if v.name in seen or v.name in self.inputs:
+                continue
+            seen.add(v.name)
+            e, home = self.defs[v.name], self.home[v.name]
+            if self._before(v.name, number):
+                if v.name in self.kept or self._rebuilt(v):
+                    continue
+                if not self._cheap(v):
+                    assert home.stage is not None
+                    out.setdefault(home.stage, {})[v.name] = v
+                    continue
+            if v.name in self.group_of and home.stage == number:
+                continue
+            pending += [a for a in reversed(e.args) if isinstance(a, Var)]
 
     def _cheap(self, v: Var) -> bool:
         """Is v always computed again? Conditions are no tensors; a map kernel's values need no more than what that kernel loads."""
@@ -260,14 +260,22 @@ class _Cut:
         mapped = self.stages_by_number[stage].group is None and not self.home[v.name].finished
         return v.ty.dtype.kind == "bool" or (mapped and ops.TABLE[self.defs[v.name].op].kind != "reduce")
 
-    def _rebuilt(self, v: Var) -> bool:
-        """Can v be computed from stored tensors in any tile of its axes, without a product or a reduction that leaves the tile?"""
-        if v.name in self.inputs or v.name in self.kept:
-            return True
-        e = self.defs[v.name]
-        if v.name in self.group_of or self.home[v.name].finished or ops.TABLE[e.op].kind == "contract":
-            return False
-        return all(self._rebuilt(a) for a in e.args if isinstance(a, Var))
+    def _rebuilt(self, root: Var) -> bool:
+        """Can it be computed from stored tensors in any tile of its axes, without a product or a reduction that leaves the tile?"""
+        for v in self._behind(root):
+            if v.name in self.group_of or self.home[v.name].finished or ops.TABLE[self.defs[v.name].op].kind == "contract":
+                return False
+        return True
+
+    def _behind(self, root: Var) -> Iterator[Var]:
+        """The value and all those that it is computed from, each once, back to what is stored."""
+        pending, seen = [root], set(self.inputs) | self.kept
+        while pending:
+            v = pending.pop()
+            if v.name not in seen:
+                seen.add(v.name)
+                yield v
+                pending += [a for a in reversed(self.defs[v.name].args) if isinstance(a, Var)]
 
     def _bytes(self, values: Iterable[Var]) -> int:
         return sum(prod(self.size[a] for a in v.ty.axes) * v.ty.dtype.bits // 8 for v in values)
@@ -276,23 +284,24 @@ class _Cut:
         finished = [v for v in values if self.home[v.name].finished]
         tiles = [v for v in values if v not in finished]
         leaves: dict[str, Var] = {}
-        for v in tiles:
-            self._leaves(v, source, leaves)
+        self._leaves(tiles, source, leaves)
         chosen = leaves.values() if self._bytes(leaves.values()) <= self._bytes(tiles) else tiles
         return [v.name for v in (*finished, *chosen)]
 
-    def _leaves(self, v: Var, source: int, out: dict[str, Var]) -> None:
-        """Collects what v is an element-wise function of: accumulators of stage `source`, and values of other stages."""
-        if v.name in self.inputs or v.name in self.kept:
-            return
-        home = self.home[v.name]
-        elsewhere = home.finished or home.stage not in (None, source)
-        if v.name in self.group_of or (elsewhere and v.ty.dtype.kind != "bool"):
-            out[v.name] = v
-            return
-        for a in self.defs[v.name].args:
-            if isinstance(a, Var):
-                self._leaves(a, source, out)
+    def _leaves(self, tiles: list[Var], source: int, out: dict[str, Var]) -> None:
+        """Collects what the values are element-wise functions of: accumulators of stage `source`, and values of other stages."""
+        pending, seen = tiles[::-1], set(self.inputs) | self.kept
+        while pending:
+            v = pending.pop()
+            if v.name in seen:
+                continue
+            seen.add(v.name)
+            home = self.home[v.name]
+            elsewhere = home.finished or home.stage not in (None, source)
+            if v.name in self.group_of or (elsewhere and v.ty.dtype.kind != "bool"):
+                out[v.name] = v
+                continue
+            pending += [a for a in reversed(self.defs[v.name].args) if isinstance(a, Var)]
 
     # --- programs ------------------------------------------------------------------------------------------------------
 
@@ -302,9 +311,11 @@ class _Cut:
         tensors: dict[str, Tensor] = {}
         held: dict[str, Var] = {}  # values that arrive in the tensor of an output, under its name
 
-        def need(a: Atom) -> None:
+        pending: list[Atom] = [*stored]
+        while pending:
+            a = pending.pop()
             if not isinstance(a, Var) or a.name in wanted or a.name in tensors:
-                return
+                continue
             if a.name in self.inputs:
                 tensors[a.name] = self.inputs[a.name]
             elif a.name in self.kept and self._before(a.name, number):
@@ -312,11 +323,8 @@ class _Cut:
                 held[a.name] = Var(tensors[a.name].name, a.ty)
             else:
                 wanted[a.name] = self.defs[a.name]
-                for x in self.defs[a.name].args:
-                    need(x)
+                pending += self.defs[a.name].args
 
-        for v in stored:
-            need(v)
         results = {o.value.name: [] for o in self.program.outputs}  # type: dict[str, list[Output]]
         for o in self.program.outputs:
             results[o.value.name].append(o)
