@@ -16,6 +16,7 @@ from coda_lang.backend_cute import selfcheck  # noqa: E402
 from coda_lang.backend_cute import spec as s  # noqa: E402
 from coda_lang.backend_cute.function import Function  # noqa: E402
 from tests import handwritten as hw  # noqa: E402
+from tests.handwritten.training import TRAINED  # noqa: E402
 
 
 @pytest.mark.parametrize("name", [n for n in hw.ALL if n != "rearranged"])
@@ -105,3 +106,34 @@ def test_the_emitted_script_checks_itself(tmp_path, root):
         )
         assert done.returncode == int(planted), done.stdout + done.stderr
         assert ("SOME OUTPUTS ARE WRONG" in done.stdout) == planted
+
+
+# --- gradients ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_right_derivatives_pass(name, capsys):
+    case = TRAINED[name]
+    assert selfcheck.main([case.function()], []) == 0
+    text = capsys.readouterr().out
+    assert text.count("gradient of") == 3 * len(case.gradients) and "FAIL" not in text
+
+
+def slope_off(f, d_y, gate, up):
+    half = f.sigmoid(gate)
+    return (d_y * up * (half + gate * half * (1.0 - half)) * 1.0001, d_y * f.silu(gate))
+
+
+@pytest.mark.parametrize(
+    "case, planted",
+    [
+        (TRAINED["swiglu"], {"swiglu_backward_phase0": slope_off}),
+        (TRAINED["swiglu"], {"swiglu_saving_phase0": lambda f, gate, up: (f.silu(gate) * up, up, gate)}),
+        (TRAINED["affine"], {"affine_total": lambda f, total: (total * 1.0001,)}),
+        (TRAINED["linear_residual"], {"gradient_phase0": lambda f, z: (-z,)}),
+    ],
+    ids=lambda x: "" if isinstance(x, hw.Case) else next(iter(x)),
+)
+def test_an_error_planted_in_a_derivative_fails(case, planted, capsys):
+    assert selfcheck.main([case.function(**planted)], []) == 1
+    assert "FAIL" in capsys.readouterr().out

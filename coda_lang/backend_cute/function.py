@@ -161,7 +161,7 @@ class Function:
             return self._forward(outputs, "reference", tensors, named, exact=exact, library=library)
         values, binding = self._declared(tensors, named)
         with arguments.as_written():
-            return self._pack(self._written(values, binding, library or (torch_fns.Exact() if exact else torch_fns.Written())))
+            return self._pack(self.written(values, binding, library or (torch_fns.Exact() if exact else torch_fns.Written())))
 
     def reference_planned(self, *tensors: Any, outputs: str | Iterable[str] | None = None, exact: bool = False, **named: Any) -> Any:
         """What the kernels compute, in plain torch on any device: the emitted functions over the kernels' records, rounding as they do."""
@@ -286,7 +286,7 @@ class Function:
             binding = self.bind(tensors)
             values = arguments.declared(self.program, tensors, binding, device)
             with arguments.no_grad(), arguments.as_written():
-                results = arguments.apart(self._written(values, binding), tensors)
+                results = arguments.apart(self.written(values, binding), tensors)
             self.last_path = "reference"
             return results, binding.extents
         plan = self._decide(arguments.key(tensors), tensors, device)
@@ -309,7 +309,7 @@ class Function:
         binding = bind(self.program, arguments.shapes(values))
         return arguments.declared(self.program, values, binding, device), binding
 
-    def _written(self, values: Sequence[Any], binding: Binding, library: Any = None) -> list[Any]:
+    def written(self, values: Sequence[Any], binding: Binding, library: Any = None) -> list[Any]:
         """The reference's results, from arguments in declared dims; `library` computes them."""
         if self._reference is None:
             raise errors.refuse(errors.BUILD, f"{self.program.name}: this build carries no reference", help="build it from its .coda file")

@@ -3,7 +3,7 @@
 In: `Function`s and a command line (`--shape m=…,d=…`). Out: a line per output and an exit status, 0 only if every comparison holds.
 Compared with the program as written in float64: the planned computation in float64 (a wrong line or record shows at once), the
 planned computation with the kernels' rounding, and, where there is a Hopper GPU, the kernels. Errors are relative Frobenius norms;
-rounded results may be off by twice what the program as written is off in the same precision, plus 1e-6.
+rounded outputs may be off by twice what the program as written is off in the same precision, plus 1e-6.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
-from . import spec
+from . import autograd, spec, torch_fns
 from .binding import bind
 from .eager import Eager
 from .errors import CallError
 from .torch_fns import DTYPES
 
 EXACT = 1e-9  # for float64 against float64
+EXACT_GRADIENT = 1e-6  # constants of derivatives are f32
 FACTOR, FLOOR = 2.0, 1e-6
 
 # Extents to try for the free axes, in turn: ragged, regular, tiny.
@@ -47,6 +48,7 @@ def main(functions: Sequence[Any], argv: Sequence[str] | None = None) -> int:
             return 2
         for extents in shapes:
             good &= check(fn, extents, options.seed, device)
+            good &= fn.backward is None or check_gradients(fn, extents, options.seed, device)
     print("all outputs agree" if good else "SOME OUTPUTS ARE WRONG")
     return 0 if good else 1
 
@@ -72,6 +74,45 @@ def check(fn: Any, extents: dict[str, int], seed: int, device: str) -> bool:
             print(f"{'ok  ' if fits else 'FAIL'} {where}: {label} is off by {found:.2e}, may be by {bound:.2e}")
             good &= fits
     return good
+
+
+def check_gradients(fn: Any, extents: dict[str, int], seed: int, device: str) -> bool:
+    """Compare the derived backward at one shape with torch's derivative of the program in float64; prints a line per gradient."""
+    tensors = inputs(fn.program, extents, seed, device)
+    leaves = [t.double() if t.is_floating_point() else t for t in tensors]
+    names = [a.name for a in fn.program.inputs]
+    wanted = {name: leaves[names.index(name)].requires_grad_() for name, _ in fn.gradients}
+    outs = dict(zip([o.name for o in fn.program.outputs], fn.written(leaves, fn.bind(tensors), torch_fns.Exact()), strict=True))
+    gen = torch.Generator(device).manual_seed(seed + 1)
+    given = {o: torch.randn(outs[o].shape, generator=gen, device=device) for o, _ in fn.cotangents if outs[o].requires_grad}
+    given = {o.name: given[o.name].to(DTYPES[o.dtype]) for o in fn.program.outputs if o.name in given}
+    pairs = [(outs[o], g.double()) for o, g in given.items()]
+    found = torch.autograd.grad([o for o, _ in pairs], list(wanted.values()), [g for _, g in pairs], allow_unused=True)
+    exact = {n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(wanted.items(), found, strict=True)}
+    results = [("plan in float64", autograd.gradients_planned(fn, tensors, given), dict.fromkeys(exact, EXACT_GRADIENT))]
+    if device == "cuda":
+        rounded = autograd.gradients_planned(fn, tensors, given, exact=False)
+        bounds = {n: FACTOR * error(rounded[n].reshape(e.shape), e) + FLOOR for n, e in exact.items()}
+        results.append(("kernels", _by_kernels(fn, tensors, given), bounds))
+    shape = ", ".join(f"{a}={n}" for a, n in extents.items())
+    good = True
+    for n, truth in exact.items():
+        for label, values, bounds in results:
+            off = error(values[n].reshape(truth.shape), truth)
+            print(f"{'ok  ' if off <= bounds[n] else 'FAIL'} {fn.program.name}({shape}) gradient of {n}: ", end="")
+            print(f"{label} is off by {off:.2e}, may be by {bounds[n]:.2e}")
+            good &= off <= bounds[n]
+    return good
+
+
+def _by_kernels(fn: Any, tensors: Sequence[torch.Tensor], given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The gradients that a call and its backward give."""
+    gradient = {name for name, _ in fn.gradients}
+    leaves = {a.name: t.detach().requires_grad_(a.name in gradient) for a, t in zip(fn.program.inputs, tensors, strict=True)}
+    outs = dict(zip([o.name for o in fn.program.outputs], _tuple(fn(**leaves)), strict=True))
+    wanted = [leaves[name] for name, _ in fn.gradients]
+    found = torch.autograd.grad([outs[o] for o in given], wanted, list(given.values()), allow_unused=True)
+    return {n: torch.zeros_like(w) if g is None else g for (n, _), w, g in zip(fn.gradients, wanted, found, strict=True)}
 
 
 def error(value: torch.Tensor, truth: torch.Tensor) -> float:
