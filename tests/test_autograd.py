@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -316,3 +318,27 @@ def test_a_known_kind_of_call_is_planned_once(path, monkeypatch):
     for _ in range(3):
         gradients(fn, tensors)
     assert decided == ["swiglu_saving", "swiglu_backward"]
+
+
+@both
+def test_a_buffer_is_not_touched_by_a_pass_for_other_inputs(path):
+    fn, _ = function(SWIGLU_TRAINED, path)
+    x, w = leaves(SWIGLU_TRAINED)
+    into = torch.zeros(w.shape)
+    y = fn(x, w, accumulate_into={"w": into})
+    torch.autograd.grad(y, [x], torch.ones_like(y))
+    assert not into.any()
+
+
+@both
+def test_explain_tells_what_is_kept_and_what_the_backward_launches(path):
+    fn, calls = function(SWIGLU_TRAINED, path)
+    text = str(fn.explain(*leaves(SWIGLU_TRAINED, needs=["x"])))
+    assert f"for the gradients of x it keeps pre, w: {33 * 16 * 2 * 2} bytes besides inputs and outputs" in text
+    assert "swiglu_backward_k0, swiglu_backward_k1" in text and "backward_k2" not in text and not calls
+    assert "backward" not in str(fn.explain(*leaves(SWIGLU_TRAINED, needs=[])))
+
+
+def test_copies_of_a_model_share_the_function():
+    fn = SWIGLU_TRAINED.function()
+    assert copy.deepcopy({"fn": fn})["fn"] is fn

@@ -118,6 +118,15 @@ def wants_gradients(arguments: Sequence[Any], of: Sequence[bool] | None = None) 
     return any(needs) if of is None else any([n and o for n, o in zip(needs, of)])
 
 
+def are_ordinary(arguments: Sequence[Any]) -> bool:
+    """Are all plain tensors or numbers, and none to be cast by autocast?"""
+    for value in arguments:
+        kind = type(value)
+        if kind not in PLAIN and kind is not float and kind is not int:
+            return False
+    return not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"))
+
+
 def is_traced(value: Any) -> bool:
     """Does this tensor stand for another while something traces?"""
     return isinstance(value, torch.Tensor) and type(value) not in PLAIN and isinstance(value, TRACED)

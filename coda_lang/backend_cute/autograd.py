@@ -43,6 +43,8 @@ class Training:
 
     def __init__(self, fn: Any, derivative: Derivative, way: Way, buffers: Mapping[int, torch.Tensor] = {}) -> None:
         self.fn, self.derivative, self.way, self.buffers = fn, derivative, way, dict(buffers)
+        self.count = len(derivative.outputs)
+        self.argument = {a.name: a for a in derivative.program.inputs + derivative.program.outputs}
 
     def __call__(self, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """The outputs. The tensors are those of the signature, some of which need a gradient."""
@@ -57,54 +59,46 @@ class Training:
 
     def forward(self, ctx: Any, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """Run the forward and keep what the backward of the inputs that need a gradient reads."""
-        derivative = self.derivative
-        saving = derivative.saving(ctx.needs_input_grad[1:])
+        saving = self.derivative.saving(ctx.needs_input_grad[1:])
         results, ctx.extents = self.way.forward(saving, tensors)
         available = [*tensors, *results]
         kept = [available[i] for i in saving.places]
         ctx.training, ctx.saving = self, saving
-        ctx.numbers = {name: v for name, v in zip(saving.kept, kept) if not isinstance(v, torch.Tensor)}
-        ctx.save_for_backward(*[v for v in kept if isinstance(v, torch.Tensor)])
+        ctx.numbers = [v if isinstance(v, (float, int)) else None for v in kept]
+        ctx.save_for_backward(*[None if isinstance(v, (float, int)) else v for v in kept])
         ctx.shapes = [t.shape if isinstance(t, torch.Tensor) else None for t in tensors]
         ctx.set_materialize_grads(False)
-        outputs = tuple(results[: len(derivative.outputs)])
-        if not all(derivative.smooth):
-            ctx.mark_non_differentiable(*[o for o, smooth in zip(outputs, derivative.smooth) if not smooth])
+        outputs = tuple(results[: self.count])
+        if not all(self.derivative.smooth):
+            ctx.mark_non_differentiable(*[o for o, smooth in zip(outputs, self.derivative.smooth) if not smooth])
         return outputs
 
     def backward(self, ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """One gradient an input, None where none is asked for, where it is zero, or where it went into a buffer."""
-        saved = iter(ctx.saved_tensors)
-        kept = {name: ctx.numbers[name] if name in ctx.numbers else next(saved) for name in ctx.saving.kept}
+        kept = {n: t if t is not None else v for n, t, v in zip(ctx.saving.kept, ctx.saved_tensors, ctx.numbers)}
         asked = self._asked(ctx)
         step = self.derivative.step(asked, [g is not None for g in cotangents])
-
-        def read(source: str | int, argument: spec.Argument) -> Any:
-            if isinstance(source, str):
-                return kept[source]
-            g = cotangents[source] if source >= 0 else None
-            dtype = torch_fns.DTYPES[argument.dtype]
-            if g is None:
-                shape = [ctx.extents[a] for a in argument.axes]
-                return torch.zeros(shape, dtype=dtype, device=next(t for t in cotangents if t is not None).device)
-            return g if g.dtype == dtype else g.to(dtype)
-
-        given = [read(source, a) for source, a in zip(step.reads, step.program.inputs, strict=True)]
+        given = [
+            kept[source] if isinstance(source, str) else _cotangent(cotangents, source, a, ctx.extents)
+            for source, a in zip(step.reads, step.program.inputs)
+        ]
         results = self.way.backward(step, given, ctx.extents) if step.program.outputs else []
-        by_name = {a.name: a for a in self.derivative.program.inputs + self.derivative.program.outputs}
         gradients: list[torch.Tensor | None] = []
-        for i, (place, shape) in enumerate(zip(step.gives, ctx.shapes, strict=True)):
-            g: torch.Tensor | None = None
-            if isinstance(place, tuple):
-                source = place[0]
-                g = read(source, by_name[self.derivative.inputs[i]])
-                g = g.clone() if isinstance(source, str) else g
-            elif place is not None:
+        for i, place in enumerate(step.gives):
+            if place is None:
+                gradients.append(None)
+                continue
+            if isinstance(place, int):
                 g = results[place]
-            if g is not None and asked[i] == SUM:
+            elif isinstance(place[0], str):
+                g = kept[place[0]].clone()
+            else:
+                g = _cotangent(cotangents, place[0], self.argument[self.derivative.inputs[i]], ctx.extents)
+            if asked[i] == SUM:
                 self.buffers[i].add_(g.reshape(self.buffers[i].shape))
-                g = None
-            gradients.append(g if g is None or g.shape == shape else g.reshape(shape))
+                gradients.append(None)
+            else:
+                gradients.append(g if g.shape == ctx.shapes[i] else g.reshape(ctx.shapes[i]))
         return gradients
 
     def _asked(self, ctx: Any) -> tuple[int, ...]:
@@ -118,8 +112,18 @@ class Training:
         chosen = []
         for i, a in enumerate(asked):
             node = next(nodes)[0] if ctx.shapes[i] is not None else None
-            chosen.append(a if a != YES or node is None or _wanted(node) else NO)
+            chosen.append(a if not a or node is None or _wanted(node) else NO)
         return tuple(chosen)
+
+
+def _cotangent(cotangents: Sequence[torch.Tensor | None], place: int, argument: spec.Argument, known: Extents) -> torch.Tensor:
+    """The cotangent at a place in its declared type; zeros where there is none."""
+    g = cotangents[place] if place >= 0 else None
+    dtype = torch_fns.DTYPES[argument.dtype]
+    if g is None:
+        device = next(t for t in cotangents if t is not None).device
+        return torch.zeros([known[a] for a in argument.axes], dtype=dtype, device=device)
+    return g if g.dtype is dtype else g.to(dtype)
 
 
 def _wanted(node: Any) -> bool:
@@ -288,6 +292,26 @@ def gradients_planned(
         if place is not None:
             found[argument.name] = read(place[0], argument) if isinstance(place, tuple) else results[place]
     return found
+
+
+def described(fn: Any, tensors: Sequence[Any], known: Extents) -> tuple[str, ...]:
+    """What a differentiable call with these tensors keeps, and what its backward runs; nothing where none is wanted."""
+    derivative: Derivative = fn.training(Eager(fn)).derivative
+    needs = [isinstance(t, torch.Tensor) and t.requires_grad for t in tensors]
+    saving = derivative.saving(needs)
+    if not any(saving.asked):
+        return ()
+    step = derivative.step(saving.asked, [True] * len(derivative.outputs))
+    by_name = {a.name: a for a in (*derivative.program.inputs, *derivative.forward.outputs)}
+    kept = [by_name[name] for name in saving.kept]
+    own = [a for a in kept if a.name not in derivative.inputs]
+    size = sum(twin.product(a.axes, known) * torch_fns.DTYPES[a.dtype].itemsize for a in own if a.name not in derivative.outputs)
+    wanted = ", ".join(name for name, a in zip(derivative.inputs, saving.asked) if a)
+    return (
+        f"for the gradients of {wanted} it keeps {', '.join(a.name for a in kept) or 'nothing'}: {size} bytes besides inputs and outputs",
+        f"the backward {'launches' if arguments.runs_kernels(arguments.device_of(tensors)) else 'on a GPU would launch'} "
+        f"{', '.join(k.name for k in step.program.kernels) or 'nothing'}",
+    )
 
 
 def buffers(fn: Any, tensors: Sequence[Any], given: Mapping[str, Any], derivative: Derivative) -> dict[int, torch.Tensor]:

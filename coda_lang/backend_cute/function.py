@@ -129,6 +129,9 @@ class Function:
     def __repr__(self) -> str:
         return f"<coda_lang function {signature(self.program)}>"
 
+    def __deepcopy__(self, memo: Any) -> Function:
+        return self  # nothing about it changes, so that copies of a model share it
+
     def __call__(
         self,
         *tensors: Any,
@@ -193,7 +196,7 @@ class Function:
             {name: config.key for name, config in plan.configs.items()},
             tuple(plan.launches),
             tuple(plan.copies),
-            tuple(plan.notes),
+            (*plan.notes, *(autograd.described(self, values, binding.extents) if self.backward is not None else ())),
         )
 
     # for the derivative and for registered operators
@@ -253,6 +256,9 @@ class Function:
         return torch_ops.traced(self, tensors, accumulate_into)
 
     def _with_gradients(self, tensors: Sequence[Any], accumulate_into: Mapping[str, Any] | None) -> Sequence[Any]:
+        if self._training is not None and accumulate_into is None and arguments.are_ordinary(tensors):
+            training = self._training
+            return training(tensors) if arguments.wants_gradients(tensors, training.derivative.differentiable) else self._detached(tensors)
         tensors = arguments.cast(self.program, tensors)
         if any(arguments.is_traced(t) for t in tensors):
             return self._in_a_mode(tensors, accumulate_into)
