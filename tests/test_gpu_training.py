@@ -137,6 +137,23 @@ def test_jobs_run_in_a_process_and_give_a_line_each(folder):
     assert not second["ok"] and "KeyError" in second["raised"] and second["job"] == 1
 
 
+@pytest.mark.slow
+def test_a_rehearsal_without_a_gpu(tmp_path, monkeypatch, capfd):
+    """The parent's whole way: plan, run in processes, memory tools that are not there, write, sum up."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(gpu_training.shutil, "which", lambda name: str(tmp_path / "no_such_tool"))
+    out = tmp_path / "results.jsonl"
+    command = ["gpu_training.py", "--run", str(tmp_path), "--device", "cpu", "--only", "linear", "--parts", "uses", "configs", "sanitizer"]
+    monkeypatch.setattr(sys, "argv", [*command, "--out", str(out), "--limit", "1000"])
+    monkeypatch.setenv("CODA_CACHE_DIR", "")  # restored afterwards
+    assert gpu_training.main() == 1  # the tools
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [x["ok"] for x in lines if x["kind"] != "sanitizer"] == [True] * 7  # uses of one program; two programs, three configurations
+    assert all("refused" in x["summary"][0] and x["status"] == "not started" for x in lines if x["kind"] == "sanitizer")
+    said = capfd.readouterr().out
+    assert "9 of 9 jobs, 2 not right" in said and "linear_bf16" in said and "uses: all right" in said
+
+
 def test_objects_that_do_not_compile_are_told(monkeypatch, tmp_path):
     monkeypatch.setenv("CODA_CACHE_DIR", str(tmp_path))
     made = []
