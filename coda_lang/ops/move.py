@@ -74,5 +74,5 @@ op("index", "", kind="move", attrs="axis", brackets="axis", rule=_index,
 op("size", "", kind="move", attrs="axes", brackets="axes", rule=_size,
    doc="The extent of an axis (of several: their product), as i32.", derivative="none: an integer.", ref=_size_ref, flops=0)
 op("stop_gradient", "x", kind="move", reads="any", rule=lambda args, attrs, axes: args[0],
-   doc="x, taken as a constant by derivatives.", derivative="dx = 0.", ref=lambda T, frame, x: x, emit="{x}", flops=0,
+   doc="x, taken as a constant by derivatives.", derivative="dx = 0.", ref=lambda T, frame, x: x.detach(), emit="{x}", flops=0,
    laws=Laws(homogeneous=1, linear=(("x",),), zero=True))

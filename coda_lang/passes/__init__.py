@@ -62,16 +62,21 @@ def run(program: Program) -> Plan:
 
 def trained(program: Program) -> Plan:
     """The kernels of a program and, where it has a derivative, of that. Raises CodaError (C04xx, C05xx, C06xx)."""
-    state = State(program)
-    for step in PIPELINE[: PIPELINE.index(cut)]:
-        state = step(state)
     plan = run(program)
     if not training.differentiable(program):
         return plan
     try:
-        return training.derive(plan, state.program)
+        return training.derive(plan, prepared(program))
     except CodaError as e:
         raise training.refused(program, e) from None
+
+
+def prepared(program: Program) -> Program:
+    """The program as it is before it is cut into kernels."""
+    state = State(program)
+    for step in PIPELINE[: PIPELINE.index(cut)]:
+        state = step(state)
+    return state.program
 
 
 def run_stages(program: Program, stages: Stages) -> Plan:
@@ -104,4 +109,4 @@ def _verify(state: State, name: str) -> None:
         raise InternalError(f"after the pass {name}: {e}") from e
 
 
-__all__ = ["PIPELINE", "after", "names", "report", "run", "run_stages", "states", "trained"]
+__all__ = ["PIPELINE", "after", "names", "prepared", "report", "run", "run_stages", "states", "trained"]

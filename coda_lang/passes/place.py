@@ -172,7 +172,7 @@ class _Run(Reductions):
         p = self.places[e.args[0].name]  # type: ignore[union-attr]
         if p.level == "input":
             there = self.axis_at.get(to)
-            if start and there == Along(to) and to in self.anchor.cols:  # read at another coordinate than the kernel's
+            if start and there == Along(to) and self.anchor.rows != (to,):  # read at another coordinate than the kernel's
                 if not self.may_run(to):
                     return self.refuse(no.run_not_columns(e, axis))
                 self.outermost = to

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 
+from .. import ops
 from ..diagnostics.model import CodaError, Diagnostic
 from ..ir.graph import Atom, Output, Program, Tensor, Var
 from ..ir.kernels import Plan, Read, Store
@@ -79,8 +80,6 @@ def fitting(program: Program) -> list[Program]:
     if problem is None:
         return [program]
     sums = [var for var, *_ in accumulators(program)]
-    if not sums and len(program.outputs) < 2:
-        raise problem
     taken = {t.name for t in _tensors(program)}
     held = {v.name: Output(Tensor(v.name if v.name not in taken else f"{v.name}_acc", v.ty.dtype, v.ty.axes), v) for v in sums}
     held |= {o.value.name: o for o in program.outputs if o.value.name in held}
@@ -104,11 +103,17 @@ def fitting(program: Program) -> list[Program]:
 
 
 def _first_apart(program: Program, problem: CodaError) -> list[Program]:
-    """Every output of a map stage by itself."""
+    """Every output of a map stage by itself; of one output, the runs that it reads are stored first."""
     parts = [only(program, [o]) for o in program.outputs]
-    if len(parts) < 2:
+    if len(parts) > 1:
+        return [p for part in parts for p in fitting(part)]
+    runs = {e.out.name: e.out for e in program.eqns if e.op == ops.RUN.name and e.out != program.outputs[0].value}
+    if not runs:
         raise problem
-    return [p for part in parts for p in fitting(part)]
+    made = tuple(Tensor(v.name, v.ty.dtype, v.ty.axes) for v in runs.values())
+    first = only(program, [Output(t, v) for t, v in zip(made, runs.values())])
+    rest = replace(program, inputs=(*program.inputs, *made), eqns=tuple(e for e in program.eqns if e.out.name not in runs))
+    return [*fitting(first), *fitting(only(rest, program.outputs))]
 
 
 def _problem(program: Program) -> CodaError | None:

@@ -74,8 +74,7 @@ def differentiable(program: Program) -> bool:
 def joint(forward: Program, save: Iterable[str] | None = None, recompute: Iterable[str] | None = None) -> Joint:
     """The cheapest way to cut forward and backward, under what the program (or the caller) says about saving."""
     derivative = differentiate(forward)
-    both = replace(derivative.program, outputs=(*forward.outputs, *derivative.program.outputs))
-    both = with_nominal(simplify(State(both)).program)
+    both = _both(forward, derivative)
     wanted = frozenset(forward.save if save is None else save)
     again = frozenset(forward.recompute if recompute is None else recompute)
     best = attempt(forward, derivative, both, wanted, again)
@@ -86,6 +85,12 @@ def joint(forward: Program, save: Iterable[str] | None = None, recompute: Iterab
         if better.seconds() >= best.seconds():
             return best
         best, again = better, frozenset(better.again)
+
+
+def _both(forward: Program, derivative: Derivative) -> Program:
+    """Forward and backward as one program, simplified."""
+    both = replace(derivative.program, outputs=(*forward.outputs, *derivative.program.outputs))
+    return with_nominal(simplify(State(both)).program)
 
 
 def attempt(forward: Program, derivative: Derivative, both: Program, save: frozenset[str], recompute: frozenset[str]) -> Joint:
@@ -317,3 +322,24 @@ def refused(program: Program, problem: CodaError) -> CodaError:
     """A refusal of the derivative, said as such."""
     help = f"write `forward program {program.name}` if no gradient is needed"
     return CodaError([replace(d, notes=(*d.notes, f"in the derivative of `{program.name}`: {help}")) for d in problem.diagnostics])
+
+
+# --- other ways to save ------------------------------------------------------------------------------------------------
+
+MOST_WAYS = 12
+
+
+def ways(forward: Program) -> tuple[tuple[str, Joint], ...]:
+    """Save plans to be tested, by name: the chosen one, then each residual product computed again, then each value that autograd keeps
+    saved, all of them, and none that can be computed again."""
+    chosen = joint(forward)
+    derivative, both = chosen.derivative, _both(forward, chosen.derivative)
+    products = [t.name for t in chosen.residuals if _is_product(both, t.name)]
+    kept = [v.name for v in saved_by_autograd(forward) if v.name in definitions(both)]
+    told: list[tuple[str, list[str], list[str]]] = [(f"recompute {name}", [], [name]) for name in products]
+    told += [(f"save {name}", [name], []) for name in kept]
+    told += [("save all", kept, []), ("recompute all", [], [t.name for t in chosen.residuals])]
+    found = [("as planned", chosen)]
+    for what, save, again in told[:MOST_WAYS]:
+        found.append((what, attempt(forward, derivative, both, frozenset(save), frozenset(again))))
+    return tuple(found)

@@ -1,0 +1,150 @@
+"""`codac test`: is the derived backward the derivative of the program?
+
+In: a program. Out: one line a gradient and save plan: its error against torch's autograd of the program itself in float64, by the oracle
+(the backward as a program), by the kernels' twin in float64 and with the kernels' rounding; and whether both forwards give equal bits.
+Runs on the CPU. Non-goals: kernels on a GPU (`kernel.py` as a script checks those).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import passes
+from .backend_cute import torch_fns, twin
+from .backend_cute.emit import emit
+from .ir import interp
+from .ir.graph import Program
+from .ir.kernels import Plan
+from .ops import RENAME
+from .passes import training
+
+EXACT, ROUNDED = 1e-6, 0.04  # relative Frobenius norms; constants of derivative rules are f32, operands of products bf16
+SIZES = (5, 7, 24, 3)  # of free axes, in turn
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One gradient under one save plan. `how`: "oracle", "twin" (float64) or "rounded". Errors are relative; NaN counts as infinite."""
+
+    program: str
+    way: str
+    gradient: str
+    how: str
+    error: float
+
+    @property
+    def good(self) -> bool:
+        return self.error <= (ROUNDED if self.how == "rounded" else EXACT)
+
+    def __str__(self) -> str:
+        return f"{'ok  ' if self.good else 'FAIL'} {self.program}, {self.way}: {self.gradient} by {self.how} is off by {self.error:.1e}"
+
+
+def check(
+    program: Program, extents: Mapping[str, int] | None = None, seed: int = 0, given: Mapping[str, torch.Tensor] | None = None
+) -> Iterator[Finding]:
+    """All findings for a program that has a derivative, under every save plan. `given` are inputs, else random ones.
+
+    Raises CodaError where the backward has no kernels.
+    """
+    size = {**default_extents(program), **(extents or {})}
+    given = given or inputs(program, size, seed)
+    plan, forward = passes.run(program), passes.prepared(program)
+    for way, found in training.ways(forward):
+        made = training.planned(plan, found)
+        yield from compare(program, made, way, given, size)
+
+
+def compare(program: Program, plan: Plan, way: str, given: Mapping[str, torch.Tensor], size: Mapping[str, int]) -> Iterator[Finding]:
+    """The findings for one way of saving."""
+    derived = plan.derived
+    assert derived is not None
+    fn = function_of(plan)
+    cotangents, wanted = autograd(program, given, dict(derived.cotangents), dict(derived.gradients), size)
+    exact = _doubles({**given, **cotangents})
+    held = {**exact, **interp.run((derived.saving or plan).program, _pick((derived.saving or plan).program, exact), torch, "exact", size)}
+    oracle = interp.run(derived.backward.program, _pick(derived.backward.program, held), torch, "exact", size)
+    results = {"oracle": oracle}
+    for how, library in (("twin", torch_fns.Exact()), ("rounded", torch_fns.Written())):
+        start = exact if how == "twin" else {**given, **cotangents}
+        forward = fn.saving or fn.program
+        outputs = twin.run(forward, fn.functions, {a.name: start[a.name] for a in forward.inputs}, f=library, extents=size)
+        if fn.saving is not None and how == "rounded":
+            plain = twin.run(fn.program, fn.functions, {a.name: start[a.name] for a in fn.program.inputs}, f=library, extents=size)
+            for name, value in plain.items():
+                same = torch.equal(value.nan_to_num(3.0), outputs[name].nan_to_num(3.0))
+                yield Finding(program.name, way, f"{name} with and without saving", "bits", 0.0 if same else float("inf"))
+        pool = {**start, **outputs}
+        results[how] = twin.run(fn.backward, fn.functions, {a.name: pool[a.name] for a in fn.backward.inputs}, f=library, extents=size)
+    for name, truth in wanted.items():
+        for how, found in results.items():
+            yield Finding(program.name, way, name, how, relative(found[name], truth))
+
+
+def autograd(
+    program: Program, given: Mapping[str, Any], cotangents: Mapping[str, str], gradients: Mapping[str, str], size: Mapping[str, int]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Random cotangents, of their outputs' dtypes, and the gradients by torch's autograd in float64 of the program as written."""
+    leaves = {k: v.requires_grad_() if v.is_floating_point() else v for k, v in _doubles(given).items()}
+    out = interp.run(program, leaves, torch, "exact", size)
+    seeded = torch.Generator().manual_seed(1)
+    dtype = {o.tensor.name: torch_fns.DTYPES[o.tensor.dtype.name] for o in program.outputs}
+    chosen = {c: torch.randn(out[o].shape, generator=seeded).to(dtype[o]) for o, c in cotangents.items()}
+    loss = sum((out[o] * chosen[c].double()).sum() for o, c in cotangents.items())
+    assert isinstance(loss, torch.Tensor)
+    sources = [leaves[i] for i in gradients]
+    found = torch.autograd.grad(loss, sources, allow_unused=True) if loss.requires_grad else [None] * len(sources)
+    return chosen, {g: torch.zeros_like(s) if f is None else f for g, s, f in zip(gradients.values(), sources, found)}
+
+
+def relative(value: torch.Tensor, truth: torch.Tensor) -> float:
+    """The relative Frobenius error; infinite for another shape or where NaN stands in different places."""
+    value = value.double()
+    if value.shape != truth.shape or not torch.equal(value.isnan(), truth.isnan()):
+        return float("inf")
+    off = (value - truth).nan_to_num(0.0).norm()
+    return float(off / truth.nan_to_num(0.0).norm().clamp(min=1e-9))
+
+
+def function_of(plan: Plan) -> Any:
+    """The emitted function."""
+    space: dict[str, Any] = {"__name__": "kernel"}
+    exec(compile(emit([plan]), "kernel.py", "exec"), space)
+    return next(v for v in space.values() if getattr(v, "program", None) is not None and v.program.name == plan.program.name)
+
+
+def default_extents(program: Program) -> dict[str, int]:
+    """Small extents for free axes; those that a rename makes one are equal."""
+    free = iter(SIZES * len(program.axes))
+    size = {a.name: a.extent or next(free) for a in program.axes}
+    for e in program.eqns * 2:
+        if e.op == RENAME.name:
+            size[str(e.attr("to"))] = size[str(e.attr("axis"))]
+    return size
+
+
+def inputs(program: Program, size: Mapping[str, int], seed: int = 0) -> dict[str, torch.Tensor]:
+    """Inputs away from kinks: floats in [-1, 1], integers positions along the shortest axis."""
+    generator = torch.Generator().manual_seed(seed)
+    made = {}
+    for t in program.inputs:
+        shape = [size[a] for a in t.axes]
+        if t.dtype.kind == "float":
+            x = torch.rand(shape, generator=generator) * 2 - 1
+        else:
+            x = torch.randint(0, max(1, min(n for n in size.values())), shape, generator=generator)
+        made[t.name] = x.to(torch_fns.DTYPES[t.dtype.name])
+    return made
+
+
+def _doubles(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {k: v.detach().double() if v.is_floating_point() else v for k, v in tensors.items()}
+
+
+def _pick(program: Program, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {t.name: tensors[t.name] for t in program.inputs}
+
