@@ -31,7 +31,7 @@ from bench import gpu_specs, rows, training_cases, training_checks, training_spe
 
 PARTS = ("gradients", "uses", "configs", "sanitizer", "speed", "train")
 TOOLS = ("memcheck", "racecheck")
-TOOL_SECONDS = 150.0
+TOOL_SECONDS = 120.0
 gpu_specs.PATIENCE = 45.0  # seconds: a first call starts torch, and torch.compile takes its time
 
 Job = dict[str, Any]
