@@ -180,6 +180,7 @@ class Eager:
 
     def __init__(self, fn: Any) -> None:
         self.fn = fn
+        self.axes = [axis for axis, _ in fn.program.extents]
         self.runners: dict[int, Runner] = {}  # by the identity of what they run, which the derivative keeps for good
         self.residual: dict[int, tuple[spec.Program, Mapping[str, Any]]] = {}
 
@@ -195,15 +196,14 @@ class Eager:
         fn = self.fn
         if saving.program is None:
             return fn.run(tensors)
-        device = arguments.device_of(tensors)
-        if not arguments.runs_kernels(device):
-            results, known = fn.run(tensors)
-            return results + self._residuals(saving, tensors, known), known
         runner = self.runner(saving)
         key = arguments.key(tensors)
         plan = runner.plans.get(key) if key is not None else None
         if plan is None:
             device = arguments.check(fn.program, tensors)
+            if not arguments.runs_kernels(device):
+                results, known = fn.run(tensors)
+                return results + self._residuals(saving, tensors, known), known
             plan = runner.plan(key, tensors, fn.bind(tensors), device)
         fn.last_path = "kernels"
         return plan.run(tensors), plan.extents
@@ -218,20 +218,18 @@ class Eager:
     def backward(self, step: Step, given: Sequence[Any], known: Extents) -> list[torch.Tensor]:
         """The gradients with one dim per axis."""
         runner = self.runner(step)
-        device = arguments.device_of(given)
-        if not arguments.runs_kernels(device):
-            arguments.check(step.program, given)
-            extent = extents(step.program, known)
-            self.fn.last_backward = "planned"
-            values = arguments.declared(step.program, given, Binding(extent), device)
-            return run_twin(step.program, step.functions, values, extent)
         key = arguments.key(given)
         if key is not None:
-            key = (key, tuple(known.values()))
+            key = (key, *[known[a] for a in self.axes])
         plan = runner.plans.get(key) if key is not None else None
         if plan is None:
-            arguments.check(step.program, given)
-            plan = runner.plan(key, given, Binding(extents(step.program, known)), device)
+            device = arguments.check(step.program, given)
+            binding = Binding(extents(step.program, known))
+            if not arguments.runs_kernels(device):
+                self.fn.last_backward = "planned"
+                values = arguments.declared(step.program, given, binding, device)
+                return run_twin(step.program, step.functions, values, binding.extents)
+            plan = runner.plan(key, given, binding, device)
         self.fn.last_backward = "kernels"
         return plan.run(given)
 
