@@ -1,7 +1,7 @@
 """Derivatives on a Hopper GPU: gradients against float64, what autograd may do, configurations, memory tools, speed, a training run.
 
     python bench/gpu_training.py --run DIR [--parts PART …] [--out FILE] [--limit SECONDS]    # on a GPU; compiles what DIR lacks
-    python bench/gpu_training.py --build DIR [--only NAME …]                                  # without one: compiles for a run
+    python bench/gpu_training.py --build DIR [--only NAME …]                                  # without one; --run then needs no DSL
 
 Parts: gradients (every program with a derivative at every shape), uses, configs (a sample of each backward Gemm's), sanitizer
 (compute-sanitizer, beside the checks), speed, train (bench/train_mlp.py). Buffers of checks start as NaN. A line of JSON a result.
@@ -20,14 +20,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench import gpu_specs, rows, training_cases, training_checks, training_speed  # noqa: E402
+from bench import gpu_specs, rows, training_cases, training_checks, training_objects, training_speed  # noqa: E402
 
 PARTS = ("gradients", "uses", "configs", "sanitizer", "speed", "train")
 TOOLS = ("memcheck", "racecheck")
@@ -129,48 +128,22 @@ def speed_shapes(group: str) -> dict[str, dict[str, int]]:
     return found
 
 
-# --- compiling --------------------------------------------------------------------------------------------------------------
-
-
-def compile_all(objects: Sequence[Any], workers: int, deadline: float) -> dict[str, str]:
-    """Compile what the cache lacks, side by side, until `deadline`; why, for each key that failed."""
-    from coda_lang.backend_cute import cache
-    from coda_lang.backend_cute.worker import Pool
-
-    missing = [o for o in objects if cache.find(o.key) is None]
-    failed: dict[str, str] = {}
-    count = max(min(workers, len(missing)), 1)
-
-    def make(job: Any) -> None:
-        if time.time() > deadline:
-            failed[job.key] = f"{job.kernel.name}: no time was left to compile it"
-            return
-        try:
-            cache.entry(job.key, lambda path: pool.run(job, path))
-        except Exception as problem:
-            key = job.config.key if job.config else "no configuration"
-            failed[job.key] = f"{job.kernel.name} with {key} does not compile: {str(problem).strip().splitlines()[-1][:300]}"
-
-    with Pool(count) as pool, ThreadPoolExecutor(count) as threads:
-        list(threads.map(make, missing))
-    return failed
-
-
 # --- running: the parent ----------------------------------------------------------------------------------------------------
 
 
 def run(directory: Path, options: argparse.Namespace) -> int:
     """Compile what is missing, make all calls in worker processes; the exit status."""
     began = time.time()
-    os.environ["CODA_CACHE_DIR"] = str((directory / "objects").resolve())
+    training_objects.use(directory)
     emit(directory, options.only)
     jobs, objects = jobs_of(functions(directory), options.parts)
     print(f"{len(jobs)} jobs, {len(objects)} objects; emitted and planned in {time.time() - began:.0f} s", flush=True)
     urgent = {key for job in jobs if job["kind"] == "speed" for key in job["needs"]}
     objects.sort(key=lambda o: o.key not in urgent)
-    failed = compile_all(objects if options.device == "cuda" else [], options.workers, began + options.compile_limit)
+    failed = training_objects.compile_all(objects if options.device == "cuda" else [], options.workers, began + options.compile_limit)
     print(f"compiled by {time.time() - began:.0f} s; {len(failed)} objects failed", flush=True)
     if options.build:
+        training_objects.pack(directory)
         for why in failed.values():
             print(why)
         return 1 if failed else 0
@@ -290,7 +263,7 @@ def work(directory: Path, jobs: list[Job], start: int, plain: bool, device: str 
 
     from coda_lang.backend_cute import host
 
-    os.environ["CODA_CACHE_DIR"] = str((directory / "objects").resolve())
+    training_objects.use(directory)
     torch.backends.cuda.matmul.allow_tf32 = False
     allocate = host.allocate
     found = functions(directory)

@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench import gpu_training, training_cases, training_checks, training_speed  # noqa: E402
-from coda_lang.backend_cute import configs, selfcheck, spec, torch_fns  # noqa: E402
+from bench import gpu_training, training_cases, training_checks, training_objects, training_speed  # noqa: E402
+from coda_lang.backend_cute import compile, configs, selfcheck, spec, torch_fns  # noqa: E402
 
 TINY = {"m": 40, "d": 48, "f": 56, "v": 72}
 
@@ -176,10 +176,28 @@ def test_objects_that_do_not_compile_are_told(monkeypatch, tmp_path):
 
     monkeypatch.setattr("coda_lang.backend_cute.worker.Pool", Pool)
     jobs = [SimpleNamespace(key=k, kernel=SimpleNamespace(name=k), config=None) for k in ("good", "bad")]
-    failed = gpu_training.compile_all(jobs, 2, 1e12)
+    failed = training_objects.compile_all(jobs, 2, 1e12)
     assert made == ["good"] and list(failed) == ["bad"] and "for it" in failed["bad"]
-    assert gpu_training.compile_all(jobs[:1], 2, 1e12) == {} and made == ["good"]
-    assert "no time" in gpu_training.compile_all(jobs[1:], 2, 0.0)["bad"]
+    assert training_objects.compile_all(jobs[:1], 2, 1e12) == {} and made == ["good"]
+    assert "no time" in training_objects.compile_all(jobs[1:], 2, 0.0)["bad"]
+
+
+def test_objects_run_where_the_compiler_is_not_installed(programs, tmp_path, monkeypatch):
+    monkeypatch.setenv("CODA_CACHE_DIR", "")
+    monkeypatch.setenv("CODA_DSL_RUNTIME", "")
+    monkeypatch.delenv("CODA_DSL_RUNTIME")
+    library = tmp_path / "library.so"
+    library.write_bytes(b"runtime")
+    monkeypatch.setattr(compile, "runtime_library", lambda: library)
+    job = {"kind": "forward", "shape": {"m": 9, "n": 8, "k": 16}}
+    with monkeypatch.context() as here:
+        here.setattr(compile, "versions", lambda: {"nvidia-cutlass-dsl": "4.8.1", "apache-tvm-ffi": "0.1.15"})
+        keys = [o.key for o in training_cases.needed(programs["linear_bf16"], job)]
+        training_objects.pack(tmp_path)
+    monkeypatch.setattr(compile, "versions", lambda: {"nvidia-cutlass-dsl": "none", "apache-tvm-ffi": "0.1.15"})
+    training_objects.use(tmp_path)
+    assert [o.key for o in training_cases.needed(programs["linear_bf16"], job)] == keys
+    assert (tmp_path / training_objects.RUNTIME).read_bytes() == b"runtime"
 
 
 def test_logs_of_memory_tools():
