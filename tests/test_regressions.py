@@ -183,3 +183,21 @@ def test_a_program_of_a_thousand_lines() -> None:
     """Deeper than Python's stack."""
     chain = "".join(f"b{i + 1} = b{i} * 1.5 + 1.0\n" for i in range(1000))
     assert driver.check(f"program p(x: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\nb0 = x @ w\n{chain}y = b1000\n")
+
+
+@pytest.mark.parametrize("orders", ["fg fg fg gf", "fg gf gf fg", "gf fg gf gf", "gf gf fg fg"])
+def test_summed_products_contract_their_groups_each_in_one_order(orders: str) -> None:
+    """Two products into one accumulator: an operand's group of contracted axes was read in the order of the other product's."""
+    a, b, c, e = orders.split()
+    axes = {x: ", ".join(x) for x in ("fg", "gf")}
+    text = (
+        f"forward program p(a: bf16[m, {axes[a]}], b: bf16[n, {axes[b]}], c: bf16[m, {axes[c]}], e: bf16[n, {axes[e]}]) -> (y: f32[m, n])\n"
+    )
+    fn = coda_lang.compile(text + "y = matmul[f, g](a, b) + matmul[f, g](c, e)\n")
+    size = {"m": 5, "n": 6, "f": 3, "g": 4}
+    tensors = [torch.randn([size[x] for x in "m" + a]), torch.randn([size[x] for x in "n" + b])]
+    tensors += [torch.randn([size[x] for x in "m" + c]), torch.randn([size[x] for x in "n" + e])]
+    tensors = [t.bfloat16() for t in tensors]
+    one, two = (torch.einsum(f"m{p},n{q}->mn", s.double(), t.double()) for p, q, s, t in ((a, b, *tensors[:2]), (c, e, *tensors[2:])))
+    for y in both(fn, *tensors):
+        close(y, one + two, 1e-4)

@@ -22,7 +22,8 @@ Modes = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Use:
-    """How a kernel reads or writes a tensor. For each axis: "row", "col" or "k" with the kernel axis it runs along, "lane", or "pair".
+    """How a kernel reads or writes a tensor. For each axis: "row", "col" or "k0" (contracted by the first product, "k1" by the second, …)
+    with the kernel axis it runs along, "lane", or "pair".
 
     kind: "a", "b", "tile" (through TMA: operands, tile loads and stores), "load" (element by element), "result" (of a finisher).
     """
@@ -42,15 +43,16 @@ class Orders:
     col: tuple[str, ...]
     k: tuple[tuple[str, ...], ...]
 
+    def of(self, side: str) -> tuple[str, ...]:
+        """The axes of a side, none for lanes."""
+        return {"row": self.row, "col": self.col, **{f"k{i}": k for i, k in enumerate(self.k)}}.get(side, ())
+
     def follows(self, a: tuple[str, str], b: tuple[str, str]) -> bool:
         """Is b the next axis inside a?"""
-        if a[0] != b[0] or a[0] not in ("row", "col", "k"):
-            return a[0] == b[0] == "out"
-        orders = {"row": (self.row,), "col": (self.col,), "k": self.k}[a[0]]
-        return any((a[1], b[1]) in pairwise(order) for order in orders)
+        return a[0] == b[0] and (a[0] == "out" or (a[1], b[1]) in pairwise(self.of(a[0])))
 
     def innermost(self, role: tuple[str, str]) -> bool:
-        return role[1] in [order[-1] for order in {"row": (self.row,), "col": (self.col,), "k": self.k}.get(role[0], ()) if order]
+        return role[1] in self.of(role[0])[-1:]
 
 
 def layout(state: State) -> State:
@@ -122,10 +124,10 @@ def _uses(plan: Plan) -> dict[str, list[Use]]:
         if tensor in signature and use not in found.setdefault(tensor, []):
             found[tensor].append(use)
 
-    for p in gemm.products:
+    for i, p in enumerate(gemm.products):
         for kind, operands, side in (("a", (p.a,), "row"), ("b", p.b, "col")):
             for o in operands:
-                add(o.tensor, _operand_use(kind, o, side))
+                add(o.tensor, _operand_use(kind, o, side, f"k{i}"))
     for kernel in plan.kernels:
         for port in kernel.ports:
             if isinstance(port, Read):
@@ -140,8 +142,8 @@ def _uses(plan: Plan) -> dict[str, list[Use]]:
     return found
 
 
-def _operand_use(kind: str, o: Operand, side: str) -> Use:
-    roles = [(own, (side, name)) for own, name in o.outer] + [(own, ("k", name)) for own, name in o.inner]
+def _operand_use(kind: str, o: Operand, side: str, contracted: str) -> Use:
+    roles = [(own, (side, name)) for own, name in o.outer] + [(own, (contracted, name)) for own, name in o.inner]
     return Use(kind, tuple(roles + [(axis, ("lane", "")) for axis, _ in o.at]))
 
 
@@ -175,9 +177,14 @@ def _best(program: Program, tensor: str, uses: list[Use], orders: Orders, segmen
 
 def _arranged(stored: tuple[str, ...], use: Use, orders: Orders) -> tuple[str, ...]:
     """The axes in the order that serves a use best: lanes, rows, columns, contracted axes, each in the kernel's order; a pair last."""
-    side = {"lane": 0, "out": 0, "row": 1, "col": 2, "k": 3, "pair": 4}
-    inside = {axis: i for order in (orders.row, orders.col, *orders.k) for i, axis in enumerate(order)}
-    return tuple(sorted(stored, key=lambda a: (side[use.role(a)[0]], inside.get(use.role(a)[1], 0))))
+    sides = {"lane": 0, "out": 0, "row": 1, "col": 2, "pair": 4}
+
+    def place(axis: str) -> tuple[int, int]:
+        side, name = use.role(axis)
+        order = orders.of(side)
+        return sides.get(side, 3), order.index(name) if name in order else 0
+
+    return tuple(sorted(stored, key=place))
 
 
 def _modes(program: Program, axes: tuple[str, ...], uses: list[Use], orders: Orders, segments: int) -> tuple[Modes | None, str]:
@@ -202,7 +209,8 @@ def _misfit(program: Program, modes: Modes, use: Use, orders: Orders, segments: 
         return ""
     sides: dict[str, list[tuple[str, ...]]] = {"row": [], "col": [], "k": []}
     for mode in modes:
-        sides.get(use.role(mode[0])[0], []).append(mode)
+        side = use.role(mode[0])[0]
+        sides.get("k" if side[0] == "k" else side, []).append(mode)
     for side, word in (("row", "rows"), ("k", "contracted axes")):
         if len(sides[side]) > 1:
             return f"{listed([a for m in sides[side] for a in m])} are not adjacent in one order, as {word} must be"
