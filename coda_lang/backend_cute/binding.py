@@ -197,13 +197,15 @@ def _ambiguous(program: spec.Program, argument: spec.Argument, shape: Shape) -> 
 
 
 def _conditions(program: spec.Program, extents: Mapping[str, int]) -> Iterator[Diagnostic]:
+    """What does not hold. Extents that a tracer left symbolic are judged when the call is made."""
+    symbolic = {name for name, size in extents.items() if not isinstance(size, int)}
     for name, size in extents.items():
-        if size > LIMIT:
+        if name not in symbolic and size > LIMIT:
             yield errors.problem(
                 errors.TOO_LARGE, f"{program.name}: axis {name!r} has extent {size}, at most {LIMIT} is supported", help="split the call"
             )
     for require in program.requires:
-        if not _holds(require.text)(dict(extents)):
+        if symbolic.isdisjoint(_names(require.text)) and not _holds(require.text)(dict(extents)):
             used = [n for n in extents if n in _names(require.text)]
             yield errors.problem(
                 errors.REQUIRE,
