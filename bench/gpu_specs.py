@@ -5,8 +5,8 @@
 
 Each program of specs/*.coda and bench/rows.coda runs at every (M, N, K) among 1, 7, 128, 1000, 4096 that its fixed axes allow, and at
 a shape of LLaMA-3-8B, with every configuration built; buffers start as NaN. A line of JSON a call: relative Frobenius error of each
-output against float64, beside what the same program in eager PyTorch's precision has (bound: twice that, plus 1e-6), and the
-distance from `reference_planned` in units of the last place (16-bit outputs: at most 2, or 8 where the program reads a rounded value on).
+output against float64, beside what the same program in eager PyTorch has (twice that and a little bounds it, `eager.bound`), and the
+distance from `reference_planned` in units of the last place (16-bit outputs: at most 2, or 8 where a rounded value is read on).
 And the rows of bench/rows.py.
 A call that hangs is killed with its process and reported; the next process goes on after it.
 """
@@ -266,8 +266,7 @@ def compare(fn: Any, job: dict[str, Any]) -> dict[str, Any]:
     """One call against float64, and against the planned reference."""
     import torch
 
-    from coda_lang.backend_cute import selfcheck
-    from coda_lang.backend_cute.eager import Eager
+    from coda_lang.backend_cute import eager, selfcheck
     from coda_lang.backend_cute.errors import CallError
 
     fn.objects.among = (job["config"],) if job["config"] else ()
@@ -283,11 +282,11 @@ def compare(fn: Any, job: dict[str, Any]) -> dict[str, Any]:
         torch.cuda.synchronize()
         again = _tuple(fn(*tensors))
         exact = _tuple(fn.reference(*tensors, exact=True))
-        eager, planned = _tuple(fn.reference(*tensors, library=Eager())), _tuple(fn.reference_planned(*tensors))
+        baseline, planned = _tuple(fn.reference(*tensors, library=eager.Eager())), _tuple(fn.reference_planned(*tensors))
     most = ROUNDED_ULPS if any({"bf16", "f16"} & set(f.__code__.co_names) for f in fn.functions.values()) else MAX_ULPS
     outputs: dict[str, Any] = {}
-    for output, g, a, e, w, p in zip(fn.program.outputs, got, again, exact, eager, planned, strict=True):
-        error, bound = selfcheck.error(g, e), 2 * selfcheck.error(w, e) + 1e-6
+    for output, g, a, e, w, p in zip(fn.program.outputs, got, again, exact, baseline, planned, strict=True):
+        error, bound = selfcheck.error(g, e), eager.bound(selfcheck.error(w, e), fn.program, extents, "cuda")
         outputs[output.name] = {"error": error, "bound": bound, "ulps": ulps(g, p), "repeatable": bool(torch.equal(_bits(g), _bits(a)))}
         near = outputs[output.name]["ulps"] <= (most if output.dtype in ("bf16", "f16") else math.inf)
         outputs[output.name]["ok"] = error <= bound and near and outputs[output.name]["repeatable"]

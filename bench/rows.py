@@ -62,8 +62,9 @@ class Room:
         exact, baseline = fn.reference(*tensors, exact=True), fn.reference(*tensors, library=eager.Eager())
         if isinstance(exact, torch.Tensor):
             exact, baseline = (exact,), (baseline,)
+        extents = fn.bind(tensors).extents
         for output, g, e, w in zip(fn.program.outputs, got, exact, baseline, strict=True):
-            found, bound = selfcheck.error(g, e), 2 * selfcheck.error(w, e) + 1e-6
+            found, bound = selfcheck.error(g, e), eager.bound(selfcheck.error(w, e), fn.program, extents, str(self.device))
             assert g.dtype == DTYPES[output.dtype] and found <= bound, f"{name}.{output.name} is off by {found:.2e}, may be by {bound:.2e}"
 
     def check(self, name: str, *tensors: Any) -> tuple[torch.Tensor, ...]:

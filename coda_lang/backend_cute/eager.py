@@ -1,17 +1,23 @@
 """What eager PyTorch computes in a program's own precision: the baseline that errors of kernels are measured by.
 
-In: a function, CUDA or CPU tensors. Out: its outputs, each product of 16-bit operands by torch.mm on the tensor cores with an f32 result
-(whose sums are less exact than a sum in f32 units: the tensor cores truncate), all else as written in f32.
+In: a function, CUDA or CPU tensors. Out: its outputs, each product of 16-bit operands by torch.mm on the tensor cores with an f32 result,
+all else as written in f32; and the bound of a kernel's error. Tensor cores truncate each sum, so the error of an f32 result grows with
+the depth; torch.mm has shorter chains where it splits the depth over blocks.
 Non-goals: being the reference, which is independent of what the hardware does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
 import torch
 
-from . import torch_fns
+from . import spec, torch_fns
+
+FACTOR, FLOOR = 2.0, 1e-6
+TRUNCATION = 2.0**-28  # of the result for each step of the depth: measured are 2^-30, and twice that where a result is squared
 
 
 class Eager(torch_fns.Written):
@@ -23,7 +29,8 @@ class Eager(torch_fns.Written):
         half = next((t for t in (torch.bfloat16, torch.float16) if all(torch.equal(v.to(t).to(v.dtype), v) for v in (a, b))), None)
         rows = [d for d in range(a.dim()) if d not in dims and a.shape[d] > 1]
         cols = [d for d in range(a.dim()) if d not in dims and b.shape[d] > 1]
-        if not a.is_cuda or half is None or set(rows) & set(cols) or any(a.shape[d] != b.shape[d] for d in dims):
+        batched = bool(set(rows) & set(cols)) or any(a.shape[d] != b.shape[d] for d in dims)
+        if not a.is_cuda or not a.numel() or not b.numel() or half is None or batched:
             return super().contract(x, y, dims)
         shape = [1 if d in dims else max(a.shape[d], b.shape[d]) for d in range(a.dim())]
         left, right = _matrix(a.to(half), rows, dims), _matrix(b.to(half), cols, dims)
@@ -36,11 +43,26 @@ def _matrix(t: torch.Tensor, kept: list[int], over: tuple[int, ...]) -> torch.Te
     """The operand as a matrix [kept, over]; its other dims are 1."""
     rest = [d for d in range(t.dim()) if d not in kept and d not in over]
     moved = t.permute([*kept, *over, *rest])
-    return moved.reshape(-1 if kept else 1, _size(t, over))
+    return moved.reshape(_size(t, kept), _size(t, over))
 
 
-def _size(t: torch.Tensor, dims: tuple[int, ...]) -> int:
+def _size(t: torch.Tensor, dims: Iterable[int]) -> int:
     size = 1
     for d in dims:
         size *= t.shape[d]
     return size
+
+
+def bound(unavoidable: float, program: spec.Program, extents: Mapping[str, int], device: str) -> float:
+    """The relative error an output may have where eager PyTorch has `unavoidable`: twice that, and what a GPU's chains of sums add."""
+    chains = TRUNCATION * _depth(program, extents) if device.startswith("cuda") else 0.0
+    return FACTOR * unavoidable + FLOOR + chains
+
+
+def _depth(program: spec.Program, extents: Mapping[str, int]) -> int:
+    """Of the program's deepest product."""
+    depths = [0]
+    for gemm in (k for k in program.kernels if isinstance(k, spec.Gemm)):
+        modes = {t.name: t.modes for t in gemm.tensors}
+        depths.append(sum(prod(extents[axis] for mode in p.a.cols for axis in modes[p.a.tensor][mode]) for p in gemm.products))
+    return max(depths)

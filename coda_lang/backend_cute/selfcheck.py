@@ -17,15 +17,13 @@ from typing import Any
 
 import torch
 
-from . import autograd, spec, torch_fns
+from . import autograd, derivative, eager, spec, torch_fns
 from .binding import bind
-from .eager import Eager
 from .errors import CallError
 from .torch_fns import DTYPES
 
 EXACT = 1e-9  # for float64 against float64
 EXACT_GRADIENT = 1e-6  # constants of derivatives are f32
-FACTOR, FLOOR = 2.0, 1e-6
 
 # Extents to try for the free axes, in turn: ragged, regular, tiny.
 SHAPES = ((133, 72, 95, 40, 21, 9), (256, 192, 320, 64, 128, 48), (1, 8, 3, 16, 5, 24))
@@ -57,7 +55,7 @@ def check(fn: Any, extents: dict[str, int], seed: int, device: str) -> bool:
     """Compare one function at one shape; prints a line per output."""
     tensors = inputs(fn.program, extents, seed, device)
     with torch.no_grad():
-        exact, eager = _tuple(fn.reference(*tensors, exact=True)), _tuple(fn.reference(*tensors, library=Eager()))
+        exact, baseline = _tuple(fn.reference(*tensors, exact=True)), _tuple(fn.reference(*tensors, library=eager.Eager()))
         results = [("plan in float64", _tuple(fn.reference_planned(*tensors, exact=True)))]
         results.append(("plan", _tuple(fn.reference_planned(*tensors))))
         if device == "cuda":
@@ -65,9 +63,9 @@ def check(fn: Any, extents: dict[str, int], seed: int, device: str) -> bool:
     shape = ", ".join(f"{a}={n}" for a, n in extents.items())
     good = True
     for i, output in enumerate(fn.program.outputs):
-        unavoidable = error(eager[i], exact[i])
+        unavoidable = error(baseline[i], exact[i])
         for label, values in results:
-            bound = EXACT if values[i].dtype == torch.float64 else FACTOR * unavoidable + FLOOR
+            bound = EXACT if values[i].dtype == torch.float64 else eager.bound(unavoidable, fn.program, extents, device)
             found = error(values[i], exact[i])
             fits = found <= bound and values[i].shape == exact[i].shape
             where = f"{fn.program.name}({shape}) {output.name}"
@@ -92,7 +90,8 @@ def check_gradients(fn: Any, extents: dict[str, int], seed: int, device: str) ->
     results = [("plan in float64", autograd.gradients_planned(fn, tensors, given), dict.fromkeys(exact, EXACT_GRADIENT))]
     if device == "cuda":
         rounded = autograd.gradients_planned(fn, tensors, given, exact=False)
-        bounds = {n: FACTOR * error(rounded[n].reshape(e.shape), e) + FLOOR for n, e in exact.items()}
+        known = derivative.extents(fn.backward, fn.bind(tensors).extents)
+        bounds = {n: eager.bound(error(rounded[n].reshape(e.shape), e), fn.backward, known, device) for n, e in exact.items()}
         results.append(("kernels", _by_kernels(fn, tensors, given), bounds))
     shape = ", ".join(f"{a}={n}" for a, n in extents.items())
     good = True
