@@ -103,16 +103,18 @@ def fitting(program: Program) -> list[Program]:
 
 
 def _first_apart(program: Program, problem: CodaError) -> list[Program]:
-    """Every output of a map stage by itself; of one output, the runs that it reads are stored first."""
+    """Every output of a map stage by itself; of one output, its reductions are stored first, else the runs that it reads."""
     parts = [only(program, [o]) for o in program.outputs]
     if len(parts) > 1:
         return [p for part in parts for p in fitting(part)]
-    runs = {e.out.name: e.out for e in program.eqns if e.op == ops.RUN.name and e.out != program.outputs[0].value}
-    if not runs:
+    inside = [e for e in program.eqns if e.out != program.outputs[0].value]
+    points = [e.out for e in inside if ops.TABLE[e.op].kind == "reduce" and isinstance(e.args[0], Var)]
+    points = points or [e.out for e in inside if e.op == ops.RUN.name]
+    if not points:
         raise problem
-    made = tuple(Tensor(v.name, v.ty.dtype, v.ty.axes) for v in runs.values())
-    first = only(program, [Output(t, v) for t, v in zip(made, runs.values())])
-    rest = replace(program, inputs=(*program.inputs, *made), eqns=tuple(e for e in program.eqns if e.out.name not in runs))
+    made = tuple(Tensor(v.name, v.ty.dtype, v.ty.axes) for v in points)
+    first = only(program, [Output(t, v) for t, v in zip(made, points)])
+    rest = replace(program, inputs=(*program.inputs, *made), eqns=tuple(e for e in program.eqns if e.out not in points))
     return [*fitting(first), *fitting(only(rest, program.outputs))]
 
 
