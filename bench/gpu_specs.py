@@ -105,12 +105,12 @@ def sources() -> list[Path]:
     return [*sorted((ROOT / "specs").glob("*.coda")), ROOT / "bench" / "rows.coda"]
 
 
-def chosen(gemm: Any, count: int) -> list[Any]:
-    """Configurations of a Gemm to build: the defaults of typical shapes, then a spread over the others, `count` in all."""
+def chosen(gemm: Any, count: int, whole: Any = None) -> list[Any]:
+    """Configurations of a Gemm (a variant of `whole`) to build: defaults of typical shapes, then a spread of others, `count` in all."""
     from coda_lang.backend_cute import configs
 
-    offered = configs.offered(gemm)
-    picked = list(dict.fromkeys(configs.default(gemm, *sizes) for sizes in TYPICAL))[: max(count // 2, 1)]
+    offered = configs.candidates(gemm, whole)
+    picked = list(dict.fromkeys(configs.default(gemm, *sizes, whole=whole) for sizes in TYPICAL))[: max(count // 2, 1)]
     spread = [c for kind in KINDS for c in offered if (c.pingpong, c.cluster_m, c.cluster_n) == kind and c.tile_m > 64]
     firsts = {(c.pingpong, c.cluster_m, c.cluster_n): c for c in reversed(spread)}
     return list(dict.fromkeys([*picked, *(firsts[kind] for kind in KINDS if kind in firsts), *offered]))[:count]
@@ -119,6 +119,7 @@ def chosen(gemm: Any, count: int) -> list[Any]:
 def build(directory: Path, count: int, only: list[str], workers: int) -> None:
     from coda_lang import driver
     from coda_lang.backend_cute import compile, spec
+    from coda_lang.backend_cute.configs import wholes
     from coda_lang.backend_cute.load import functions_of, import_file
 
     for source in sources():
@@ -130,7 +131,8 @@ def build(directory: Path, count: int, only: list[str], workers: int) -> None:
         module.write_text(driver.emit(str(source)), encoding="utf-8")
         functions = functions_of(import_file(module))
         gemms = [k for fn in functions for k in fn.program.kernels if isinstance(k, spec.Gemm)]
-        configs = {gemm.name: chosen(gemm, 1 if source.stem == "rows" else count) for gemm in gemms}
+        whole = {products: gemm for fn in functions for products, gemm in wholes(fn.saving).items()}
+        configs = {gemm.name: chosen(gemm, 1 if source.stem == "rows" else count, whole.get(gemm.products)) for gemm in gemms}
         scalar = {name: f for fn in functions for name, f in fn.functions.items()}
         copied = Path(tempfile.mkdtemp()) / module.name  # build copies the module in
         shutil.copyfile(module, copied)

@@ -56,7 +56,7 @@ def functions(directory: Path) -> dict[str, Any]:
     found = {}
     for path in sorted((directory / "modules").glob("*.py")):
         for fn in load.functions_of(load.import_file(path)):
-            fn.objects = training_cases.Chosen(fn.program, fn.functions, {})
+            fn.objects = training_cases.Chosen(fn.program, fn.functions, {}, fn.saving)
             found[fn.program.name] = fn
     return found
 

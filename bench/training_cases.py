@@ -150,15 +150,17 @@ def truth(fn: Any, library: Any, tensors: Sequence[torch.Tensor], given: Sequenc
 class Chosen(Compiled):
     """Executables compiled on demand; `forced` says which configuration a kernel gets instead of its default."""
 
-    def __init__(self, program: spec.Program, functions: Any, forced: dict[str, spec.Config]) -> None:
-        super().__init__(program, functions)
+    def __init__(self, program: spec.Program, functions: Any, forced: dict[str, spec.Config], saving: spec.Program | None = None) -> None:
+        super().__init__(program, functions, saving)
         self.forced = forced
 
     def config(self, gemm: spec.Gemm, m: int, n: int, k: int, device: Any) -> spec.Config:
         return self.forced.get(gemm.name) or super().config(gemm, m, n, k, device)
 
     def select(self, program: spec.Program, functions: Any) -> Chosen:
-        return type(self)(program, functions, self.forced)
+        found = type(self)(program, functions, self.forced)
+        found.wholes = self.wholes
+        return found
 
 
 class Recorder(Chosen):
@@ -210,7 +212,7 @@ def needed(fn: Any, job: Mapping[str, Any]) -> list[compile.Job]:
     binding = fn.bind(tensors)
 
     def plan(program: spec.Program, functions: Any, known: Binding) -> None:
-        host.plan(program, known, blanks(program.inputs, known.extents), device, Recorder(program, functions, choice))
+        host.plan(program, known, blanks(program.inputs, known.extents), device, Recorder(program, functions, choice, fn.saving))
 
     plan(fn.program, fn.functions, binding)
     if fn.backward is not None and job["kind"] != "forward":

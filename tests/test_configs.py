@@ -79,3 +79,18 @@ def test_workspaces_have_one_part_per_tile_or_warpgroup(key, rows, cols):
     assert configs.partial_shape(LINEAR, key, col, 1000, 500) == (2, -(-1000 // rows), 500)
     with pytest.raises(TypeError):
         configs.partial_shape(LINEAR, key, LINEAR.sinks[0], 1, 1)
+
+
+def test_a_kernel_and_its_variant_with_more_sinks_reduce_in_the_same_order():
+    """What is saved for the backward changes no bit of the outputs: the tile, and the steps that partials are combined by, are the same."""
+    plain = gemm_cases.ALL["lm_head"].gemm
+    saved = [spec.Tensor(name, "f32", (("m",), ("v",)), "out") for name in ("s0", "s1", "s2")]
+    stores = [spec.Store(spec.Matrix(t.name, (0,), (1,))) for t in saved]
+    whole = dataclasses.replace(plain, tensors=(*plain.tensors, *saved), sinks=(*plain.sinks, *stores))
+    for size in ((7, 1000, 1000), (1000, 1003, 264), (8192, 8192, 4096)):
+        less, more = configs.default(plain, *size, whole=whole), configs.default(whole, *size, whole=whole)
+        assert dataclasses.replace(less, step=0) == more
+        found = configs.budget(whole, more)
+        assert found is not None and configs.step_columns(plain, less) == found.step_n
+    assert configs.portfolio(plain, whole) and all(c.step for c in configs.portfolio(plain, whole))
+    assert configs.candidates(LINEAR, LINEAR) == configs.offered(LINEAR)

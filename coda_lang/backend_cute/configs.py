@@ -10,10 +10,10 @@ Vocabulary: a *warpgroup* owns `warpgroup_rows` consecutive rows of the tile, 64
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
-from .spec import ColReduce, Config, Gemm, Load, Matrix, RowReduce, Sink, Store, Tile
+from .spec import ColReduce, Config, Gemm, Load, Matrix, Product, Program, RowReduce, Sink, Store, Tile
 
 TILE_K = 64
 MMA_ROWS = 64
@@ -82,6 +82,8 @@ def step_columns(gemm: Gemm, config: Config) -> int:
 
     At most 32, and 16 where the accumulators leave few registers to an epilogue that reduces or reads tiles.
     """
+    if config.step:
+        return config.step
     matrices = [s.matrix for s in tile_stores(gemm)] + [p.matrix for p in gemm.ports if isinstance(p, Tile)]
     split = any(len(m.cols) > 1 for m in matrices)
     heavy = any(not isinstance(s, Store) for s in gemm.sinks) or any(isinstance(p, Tile) for p in gemm.ports)
@@ -157,22 +159,42 @@ def offered(gemm: Gemm) -> tuple[Config, ...]:
     return tuple(found)
 
 
-def default(gemm: Gemm, m: int, n: int, k: int, sms: int = 132, among: tuple[str, ...] = ()) -> Config:
+def wholes(program: Program | None) -> dict[tuple[Product, ...], Gemm]:
+    """The kernels of a program by their products: of the forward that saves, those whose variants with fewer sinks must agree with them."""
+    return {k.products: k for k in program.kernels if isinstance(k, Gemm) and k.products} if program else {}
+
+
+def candidates(gemm: Gemm, whole: Gemm | None = None) -> tuple[Config, ...]:
+    """What `gemm` may be compiled with as a variant of `whole`, the same kernel with more sinks.
+
+    Where it reduces, that is what `whole` is offered, with its steps: both then combine in the same order, and give the same bits.
+    """
+    if whole is None or whole == gemm or all(isinstance(s, Store) for s in gemm.sinks):
+        return offered(gemm)
+    return tuple(replace(c, step=found.step_n) for c in offered(whole) if (found := budget(whole, c)) is not None)
+
+
+def default(
+    gemm: Gemm, m: int, n: int, k: int, sms: int = 132, among: tuple[str, ...] = (), whole: Gemm | None = None
+) -> Config:
     """The configuration expected to be fastest at `m` rows, `n` columns a segment and depth `k`, on `sms` multiprocessors.
 
-    `among` restricts the choice to these keys, those that were built ahead of time. Raises ValueError where no configuration is offered.
+    `among` restricts the choice to these keys, those that were built ahead of time; `whole` is the kernel that this one is a variant of.
+    Raises ValueError where no configuration is offered.
     """
-    configs = tuple(c for c in offered(gemm) if not among or c.key in among)
+    configs = tuple(c for c in candidates(gemm, whole) if not among or c.key in among)
     if not configs:
         raise ValueError(f"no tile configuration fits {gemm.name}: {gemm.segments} segments of {gemm.granule} columns at least")
-    return min(configs, key=lambda c: (_cost(gemm, c, m, n, k, sms), configs.index(c)))
+    model = whole if whole is not None and configs[0].step else gemm
+    return min(configs, key=lambda c: (_cost(model, c, m, n, k, sms), configs.index(c)))
 
 
-def portfolio(gemm: Gemm) -> tuple[Config, ...]:
+def portfolio(gemm: Gemm, whole: Gemm | None = None) -> tuple[Config, ...]:
     """A few configurations that serve small, middle and large shapes: what `default` takes at some of each. For builds ahead of time."""
-    if not offered(gemm):
+    if not candidates(gemm, whole):
         return ()
-    return tuple(dict.fromkeys(default(gemm, m, n, 4096) for m in (64, 512, 2048, 8192) for n in (512, 2048, 8192)))
+    sizes = [(m, n) for m in (64, 512, 2048, 8192) for n in (512, 2048, 8192)]
+    return tuple(dict.fromkeys(default(gemm, m, n, 4096, whole=whole) for m, n in sizes))
 
 
 def _cost(gemm: Gemm, config: Config, m: int, n: int, k: int, sms: int) -> float:

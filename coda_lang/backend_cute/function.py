@@ -50,13 +50,13 @@ class Compiled:
     arch = "sm_90a"
     whole = False
 
-    def __init__(self, program: spec.Program, functions: Mapping[str, Callable[..., tuple]]) -> None:
-        self.fixed, self.functions = fixed(program), functions
+    def __init__(self, program: spec.Program, functions: Mapping[str, Callable[..., tuple]], saving: spec.Program | None = None) -> None:
+        self.fixed, self.functions, self.wholes = fixed(program), functions, configs.wholes(saving)
         self.loaded: dict[tuple[spec.Kernel, spec.Config | None], Callable[..., None]] = {}
 
     def config(self, gemm: spec.Gemm, m: int, n: int, k: int, device: Any) -> spec.Config:
         """The default configuration for the shape."""
-        return configs.default(gemm, m, n, k, host.multiprocessors(device))
+        return configs.default(gemm, m, n, k, host.multiprocessors(device), whole=self.wholes.get(gemm.products))
 
     def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]]) -> list[Callable[..., None]]:
         """Find the kernels, those not compiled before compiled side by side, and load them."""
@@ -71,7 +71,9 @@ class Compiled:
 
     def select(self, program: spec.Program, functions: Mapping[str, Callable[..., tuple]]) -> Compiled:
         """The same for a pruned program."""
-        return Compiled(program, functions)
+        chosen = Compiled(program, functions)
+        chosen.wholes = self.wholes
+        return chosen
 
 
 class Function:
@@ -110,7 +112,7 @@ class Function:
         self.program, self.functions, self._reference = program, dict(functions), reference
         self.saving, self.backward = saving, backward
         self.residuals, self.cotangents, self.gradients = tuple(residuals), tuple(cotangents), tuple(gradients)
-        self.objects = objects or Compiled(program, self.functions)
+        self.objects = objects or Compiled(program, self.functions, saving)
         self.last_path: str | None = None
         self.__name__ = self.__qualname__ = program.name
         self.__doc__ = f"{signature(program)}\n\nFrom {program.source or 'a text'}."

@@ -27,8 +27,15 @@ class Built:
 
     whole = True
 
-    def __init__(self, build: manifest.Manifest, program: spec.Program, functions: Mapping[str, Callable[..., tuple]]) -> None:
+    def __init__(
+        self,
+        build: manifest.Manifest,
+        program: spec.Program,
+        functions: Mapping[str, Callable[..., tuple]],
+        saving: spec.Program | None = None,
+    ) -> None:
         self.build, self.arch, self.functions, self.fixed = build, build.arch, functions, fixed(program)
+        self.wholes = configs.wholes(saving)
         self.among: tuple[str, ...] = ()
         self.loaded: dict[tuple[spec.Kernel, spec.Config | None], Callable[..., None]] = {}
 
@@ -37,7 +44,7 @@ class Built:
         built = self.build.configs(gemm)
         keys = tuple(key for key in built if key in self.among) or built or ("none",)
         try:
-            return configs.default(gemm, m, n, k, host.multiprocessors(device), keys)
+            return configs.default(gemm, m, n, k, host.multiprocessors(device), keys, self.wholes.get(gemm.products))
         except ValueError:
             raise errors.refuse(
                 errors.BUILD,
@@ -55,7 +62,9 @@ class Built:
 
     def select(self, program: spec.Program, functions: Mapping[str, Callable[..., tuple]]) -> Built:
         """The same for a pruned program."""
-        return Built(self.build, program, functions)
+        chosen = Built(self.build, program, functions)
+        chosen.wholes = self.wholes
+        return chosen
 
 
 def load(directory: str | os.PathLike[str]) -> tuple[Function, ...]:
@@ -70,7 +79,7 @@ def load(directory: str | os.PathLike[str]) -> tuple[Function, ...]:
     if not functions:
         raise errors.refuse(errors.BUILD, f"the build in {directory} holds no programs", help="build it again: codac build FILE -o DIR")
     for fn in functions:
-        fn.objects = Built(build, fn.program, fn.functions)
+        fn.objects = Built(build, fn.program, fn.functions, fn.saving)
     return functions
 
 

@@ -290,15 +290,20 @@ class Program:
 
 @dataclass(frozen=True)
 class Config:
-    """A tile configuration of the mainloop. `tile_n` counts the columns of all segments together."""
+    """A tile configuration of the mainloop. `tile_n` counts the columns of all segments together.
+
+    `step` is the columns of one epilogue step, 0 for as many as fit; reductions combine step by step, so it is part of their bits.
+    """
 
     tile_m: int = 128
     tile_n: int = 128
     pingpong: bool = True
     cluster_m: int = 1
     cluster_n: int = 1
+    step: int = 0
 
     @property
     def key(self) -> str:
         """A short name for files and tables: `128x192_pp_c2x1`."""
-        return f"{self.tile_m}x{self.tile_n}_{'pp' if self.pingpong else 'coop'}_c{self.cluster_m}x{self.cluster_n}"
+        kind, step = "pp" if self.pingpong else "coop", f"_s{self.step}" if self.step else ""
+        return f"{self.tile_m}x{self.tile_n}_{kind}_c{self.cluster_m}x{self.cluster_n}{step}"
