@@ -158,7 +158,9 @@ def plan(file: str, options: driver.Options) -> None:
     """Tell which kernels FILE becomes, what they move, and what shapes they take."""
     from . import passes
 
-    _print("\n\n".join(passes.report(p).rstrip() for p in driver.plan(driver.read_file(file), options)) + "\n")
+    plans = driver.plan(driver.read_file(file), options)
+    parts = [text for p in plans for text in (passes.report(p), *((passes.training_report.text(p),) if p.derived else ()))]
+    _print("\n\n".join(text.rstrip() for text in parts) + "\n")
 
 
 @cli.command()

@@ -153,4 +153,3 @@ def _doubles(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _pick(program: Program, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {t.name: tensors[t.name] for t in program.inputs}
-

@@ -12,7 +12,7 @@ from ..diagnostics.model import CodaError, InternalError
 from ..ir.graph import Program
 from ..ir.kernels import Plan
 from ..ir.verify import verify as verify_program
-from . import training
+from . import training, training_report
 from .anchor import anchor
 from .layout import layout
 from .partition import partition
@@ -25,6 +25,7 @@ from .state import State
 from .verify import verify_plan
 
 Pass = Callable[[State], State]
+Rows = tuple[tuple[str, frozenset[str]], ...]  # the rows of the kernel that writes an output
 
 PIPELINE: tuple[Pass, ...] = (
     simplify,  # dead code, common subexpressions, lane algebra, sums of products side by side
@@ -42,11 +43,11 @@ def names() -> tuple[str, ...]:
     return tuple(p.__name__ for p in PIPELINE)
 
 
-def states(program: Program, until: str | None = None) -> State:
+def states(program: Program, until: str | None = None, rows: Rows = ()) -> State:
     """The state after the pass `until` (None: after all). Raises CodaError for what cannot be fused, ValueError for an unknown pass."""
     if until is not None and until not in names():
         raise ValueError(f"there is no pass {until}; the passes are {', '.join(names())}")
-    state = State(program)
+    state = State(program, rows=rows)
     for step in PIPELINE:
         state = step(state)
         _verify(state, step.__name__)
@@ -55,9 +56,9 @@ def states(program: Program, until: str | None = None) -> State:
     return state
 
 
-def run(program: Program) -> Plan:
-    """The kernels of a program. Raises CodaError (C04xx, C06xx) for what cannot be fused."""
-    return _plan(states(program))
+def run(program: Program, rows: Rows = ()) -> Plan:
+    """The kernels of a program, oriented as `rows` says. Raises CodaError (C04xx, C06xx) for what cannot be fused."""
+    return _plan(states(program, rows=rows))
 
 
 def trained(program: Program) -> Plan:
@@ -79,9 +80,9 @@ def prepared(program: Program) -> Program:
     return state.program
 
 
-def run_stages(program: Program, stages: Stages) -> Plan:
+def run_stages(program: Program, stages: Stages, rows: Rows = ()) -> Plan:
     """The kernels of a program that is cut already. Raises CodaError (C04xx, C06xx)."""
-    state = staged(State(program), stages)
+    state = staged(State(program, rows=rows), stages)
     for step in PIPELINE[PIPELINE.index(cut) + 1 :]:
         state = step(state)
         _verify(state, step.__name__)
@@ -109,4 +110,4 @@ def _verify(state: State, name: str) -> None:
         raise InternalError(f"after the pass {name}: {e}") from e
 
 
-__all__ = ["PIPELINE", "after", "names", "prepared", "report", "run", "run_stages", "states", "trained"]
+__all__ = ["PIPELINE", "after", "names", "prepared", "report", "run", "run_stages", "states", "trained", "training_report"]

@@ -34,7 +34,8 @@ def place(state: State) -> State:
     ]
     if not fitting:
         raise CodaError(min((run.problems for run, *_ in runs), key=len))
-    _, program, placement = max(fitting, key=lambda f: f[0])
+    wanted = {rows for name, rows in state.rows if any(o.tensor.name == name for o in state.program.outputs)}
+    _, program, placement = max(fitting, key=lambda f: (frozenset(f[2].anchor.rows) in wanted, f[0]))
     return replace(state, program=program, placement=placement)
 
 

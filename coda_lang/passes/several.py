@@ -68,7 +68,7 @@ def staged(state: State, found: Stages) -> State:
     if problems:
         raise CodaError(problems)
     programs = [replace(p, name=f"{name}_{p.outputs[0].tensor.name}", doc="") for p in programs]
-    return replace(state, stages=tuple(State(p) for p in programs), same=found.same)
+    return replace(state, stages=tuple(State(p, rows=state.rows) for p in programs), same=found.same)
 
 
 def fitting(program: Program) -> list[Program]:
@@ -208,7 +208,7 @@ def _settle(stages: list[State], name: str, free: bool) -> None:
         return
     tensor = next(o.tensor for o in stages[users[0]].program.outputs if o.tensor.name == name)
     for axes in _orders(tensor) if free else ():
-        made = _redone([_stored(stages[i].program, name, axes) for i in users])
+        made = _redone([_stored(stages[i].program, name, axes) for i in users], stages[0].rows)
         if made is not None and not any(_copied(s, name) for s in made):
             for i, s in zip(users, made):
                 stages[i] = s
@@ -218,7 +218,7 @@ def _settle(stages: list[State], name: str, free: bool) -> None:
     for axes in _orders(tensor):
         twice = _also(stages[writer].program, name, Tensor(second, tensor.dtype, axes))
         renamed = [_stored(stages[i].program, name, axes, second) for i in readers]
-        made = _redone([twice, *renamed])
+        made = _redone([twice, *renamed], stages[0].rows)
         if made is not None and not any(_copied(s, second) for s in made):
             for i, s in zip([writer, *readers], made):
                 stages[i] = s
@@ -232,9 +232,9 @@ def _orders(tensor: Tensor) -> Iterator[tuple[str, ...]]:
         yield axes
 
 
-def _redone(programs: list[Program]) -> list[State] | None:
+def _redone(programs: list[Program], rows: tuple[tuple[str, frozenset[str]], ...]) -> list[State] | None:
     try:
-        return [_kernel(State(p)) for p in programs]
+        return [_kernel(State(p, rows=rows)) for p in programs]
     except CodaError:
         return None
 

@@ -112,6 +112,7 @@ class State:
     placement: Placement | None = None
     plan: Plan | None = None
     notes: tuple[str, ...] = ()  # what the compiler took the liberty to do
+    rows: tuple[tuple[str, frozenset[str]], ...] = ()  # the kernel's rows, by an output it writes: as another plan has them
     why: tuple[Diagnostic, ...] = ()  # what keeps the program from being one kernel
     stages: tuple[State, ...] = ()  # one a kernel, where the program needs several
     same: tuple[tuple[str, str], ...] = ()  # outputs that are an input as it is: (output, input)

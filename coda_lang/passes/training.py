@@ -16,7 +16,7 @@ from math import prod
 from .. import ops
 from ..diagnostics.model import CodaError, InternalError
 from ..ir.graph import Atom, Eqn, Output, Program, Tensor, Var
-from ..ir.kernels import Derived, Plan
+from ..ir.kernels import Derived, Gemm, Plan
 from .alike import alike
 from .differentiate import Derivative, differentiate
 from .several import MOST_ORDERS, only, with_nominal
@@ -210,7 +210,7 @@ def planned(plan: Plan, found: Joint) -> Plan:
     differs, _, saving, backward, stored = best
     if differs:
         saving = run_stages(_saving(plan.program, found, stored), Stages(_stored(found.early, stored), early))
-        plan = run_stages(plan.program, Stages(_without(found.early, residuals, plan.program), early))
+        plan = run_stages(plan.program, Stages(_without(found.early, residuals, plan.program), early), _rows(saving))
         if not alike(plan, saving):
             raise InternalError(f"{name}: the forward that saves differs from the one that does not")
     pairs = found.derivative.cotangents, found.derivative.gradients
@@ -224,12 +224,18 @@ def _saving_plan(plan: Plan, found: Joint, stored: tuple[Tensor, ...], same: tup
     program = _saving(plan.program, found, stored)
     if len(plan.parts) == 1 and stored:
         try:
-            saving = run(program)
+            saving = run(program, _rows(plan))
         except CodaError:
             saving = None
         if saving is not None and alike(plan, saving):
             return saving
-    return run_stages(program, Stages(_stored(found.early, stored), same))
+    return run_stages(program, Stages(_stored(found.early, stored), same), _rows(plan))
+
+
+def _rows(plan: Plan) -> tuple[tuple[str, frozenset[str]], ...]:
+    """The rows of the kernel behind each output."""
+    parts = [(p, next((k for k in p.kernels if isinstance(k, Gemm)), None)) for p in plan.parts]
+    return tuple((o.tensor.name, frozenset(k.rows)) for p, k in parts if k is not None for o in p.program.outputs)
 
 
 def _orders(residuals: tuple[Tensor, ...]) -> Iterable[tuple[Tensor, ...]]:
