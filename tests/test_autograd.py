@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import pytest
 
@@ -342,3 +343,21 @@ def test_explain_tells_what_is_kept_and_what_the_backward_launches(path):
 def test_copies_of_a_model_share_the_function():
     fn = SWIGLU_TRAINED.function()
     assert copy.deepcopy({"fn": fn})["fn"] is fn
+
+
+@kernels
+def test_a_cotangent_that_is_not_there_is_not_loaded(path):
+    fn, calls = function(AFFINE, path)
+    tensors = leaves(AFFINE)
+    derivative = fn.training(autograd.Eager(fn)).derivative
+    step = derivative.step((YES,) * 5 + (NO,), (True, False))
+    names = [a.name for a in step.program.inputs]
+    assert "d_q" not in names and "d_u" in names and "d_q = f.f32(0.0)" in inspect.getsource(
+        step.functions[step.program.kernels[0].phases[0].fn]
+    )
+    output = fn(*tensors).u
+    del calls[:]
+    given = cotangents([output])
+    got = torch.autograd.grad(output, [t for t in tensors if t.requires_grad], given)
+    assert calls[0] == "affine_backward_k0_without3"
+    agree(got, truth(AFFINE, tensors, given))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from . import slices, spec
-from .prune import prune, target, used, written
+from .prune import prune, target, used, without, written
 
 Functions = Mapping[str, Callable[..., tuple]]
 Mask = tuple[bool, ...]
@@ -114,6 +114,8 @@ class Derivative:
         same = {o: given for o, given in self.backward.same}
         computed = [o.name for o in self.backward.outputs if o.name in names.values() and o.name not in same]
         program, pruned = prune(self.backward, self.functions, computed, whole=self.whole)
+        if not self.whole:
+            program, pruned = without(program, pruned, {c for c, o in self.cotangent.items() if o not in there})
         sums = {names[i] for i, a in zip(self.inputs, asked) if a == SUM and i in names}
         program, functions = widen(program, pruned, sums)
         reads = self._read_by(program)

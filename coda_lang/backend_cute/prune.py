@@ -120,6 +120,42 @@ def _unloaded(kernel: spec.Kernel, functions: dict[str, Callable[..., tuple]]) -
     return replace(smaller, tensors=tuple(t for t in kernel.tensors if t.name in used(smaller)))
 
 
+def without(program: spec.Program, functions: Functions, zero: set[str]) -> tuple[spec.Program, dict[str, Callable[..., tuple]]]:
+    """The program where these inputs are 0 everywhere and not loaded; operands of products, and what cannot be read, stay as they are."""
+    made = dict(functions)
+    kernels = [_silenced(kernel, made, zero) for kernel in program.kernels]
+    return replace(program, kernels=tuple(_unloaded(kernel, made) for kernel in kernels)), made
+
+
+def _silenced(kernel: spec.Kernel, functions: dict[str, Callable[..., tuple]], zero: set[str]) -> spec.Kernel:
+    names = [kernel.fn] if isinstance(kernel, spec.Finish) else [p.fn for p in kernel.phases]
+    texts = [slices.straight(functions[name]) for name in names]
+    position = len(kernel.partials) if isinstance(kernel, spec.Finish) else kernel.segments if kernel.products else 0
+    keep, places = [], set()
+    for port in kernel.ports:
+        width = port.matrix.pack if isinstance(port, spec.Tile) else 1
+        tensor = port.matrix.tensor if isinstance(port, spec.Tile) else port.tensor if isinstance(port, spec.Load) else ""
+        if tensor in zero:
+            places |= set(range(position, position + width))
+        else:
+            keep.append(port)
+        position += width
+    if not places or any(text is None for text in texts):
+        return kernel
+    suffix = "without" + "_".join(map(str, sorted(places)))
+    for name, text in zip(names, texts):
+        assert text is not None
+        absent = [text.arguments[i] for i in places]
+        functions[f"{name}_{suffix}"] = slices.cut(  # type: ignore[assignment]
+            functions[name], range(len(text.results)), name=f"{name}_{suffix}", zero=absent
+        )
+    if isinstance(kernel, spec.Finish):
+        smaller: spec.Kernel = replace(kernel, fn=f"{kernel.fn}_{suffix}", ports=tuple(keep))
+    else:
+        smaller = replace(kernel, phases=tuple(replace(p, fn=f"{p.fn}_{suffix}") for p in kernel.phases), ports=tuple(keep))
+    return replace(smaller, name=f"{kernel.name}_{suffix}", tensors=tuple(t for t in kernel.tensors if t.name in used(smaller)))
+
+
 def used(kernel: spec.Kernel) -> set[str]:
     """The tensors that a kernel's products, partials, ports, sinks and outputs name."""
     ports = {p.matrix.tensor if isinstance(p, spec.Tile) else p.tensor for p in kernel.ports if isinstance(p, (spec.Tile, spec.Load))}

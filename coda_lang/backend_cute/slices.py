@@ -13,7 +13,7 @@ import inspect
 import linecache
 import textwrap
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Scalar = Callable[..., tuple]
@@ -55,11 +55,18 @@ def needed(text: Straight, keep: Sequence[int]) -> frozenset[str]:
     return frozenset(_live(text, [text.results[i] for i in keep])[1]) & frozenset(text.arguments)
 
 
-def cut(function: Scalar, keep: Sequence[int], *, name: str, drop: Collection[str] = (), exact: Collection[int] = ()) -> Scalar | None:
-    """A function called `name` that takes no argument in `drop` and returns the results at `keep`, those in `exact` unrounded."""
+def cut(
+    function: Scalar, keep: Sequence[int], *, name: str, drop: Collection[str] = (), zero: Collection[str] = (), exact: Collection[int] = ()
+) -> Scalar | None:
+    """A function called `name` that returns the results at `keep`, those in `exact` unrounded.
+
+    It takes no argument in `drop`, which no result may need, and none in `zero`, which are 0.0.
+    """
     text = straight(function)
     if text is None or needed(text, keep) & set(drop):
         return None
+    zeros = tuple(ast.parse(f"{a} = {text.library}.f32(0.0)").body[0] for a in text.arguments if a in zero)
+    text = replace(text, arguments=tuple(a for a in text.arguments if a not in zero), lines=zeros + text.lines)  # type: ignore[arg-type]
     results = [_unrounded(text, text.results[i]) if i in exact else text.results[i] for i in keep]
     lines = [copy.deepcopy(line) for line in _live(text, results)[0]]
     arguments = [a for a in text.arguments if a not in drop]

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from . import arguments, autograd, errors, spec
+from . import arguments, autograd, binding, derivative, errors, prune, slices, spec
 from .derivative import Derivative, Saving, Step, extents
 from .torch_fns import DTYPES
 
@@ -68,8 +69,8 @@ def register(fn: Any) -> Operators:
         return pack(fn.run(tensors)[0])
 
     def fake(*tensors: torch.Tensor) -> Any:
-        binding = fn.bind(tensors)
-        return pack([tensors[0].new_empty(binding.returned(o), dtype=DTYPES[o.dtype]) for o in program.outputs])
+        bound = fn.bind(tensors)
+        return pack([tensors[0].new_empty(bound.returned(o), dtype=DTYPES[o.dtype]) for o in program.outputs])
 
     _implement(name, forward, fake)
     training = None
@@ -89,7 +90,7 @@ def register(fn: Any) -> Operators:
     return made
 
 
-def _register_backward(fn: Any, name: str, derivative: Derivative, made: Operators) -> None:
+def _register_backward(fn: Any, name: str, decided: Derivative, made: Operators) -> None:
     """The operators that the first one's autograd calls."""
     way = autograd.Eager(fn)
     axes = [axis for axis, _ in fn.program.extents]
@@ -97,18 +98,18 @@ def _register_backward(fn: Any, name: str, derivative: Derivative, made: Operato
     made.backward = _define(f"{name}_backward", "(Tensor[] given, SymInt[] extents, int[] asked, bool[] known) -> Tensor[]")
 
     def saving(tensors: list[torch.Tensor], needs: list[bool]) -> list[torch.Tensor]:
-        return way.forward(derivative.saving(needs), tensors)[0]
+        return way.forward(decided.saving(needs), tensors)[0]
 
     def fake_saving(tensors: list[torch.Tensor], needs: list[bool]) -> list[torch.Tensor]:
-        binding = fn.bind(tensors)
-        program = derivative.saving(needs).program or fn.program
-        return [tensors[0].new_empty(binding.returned(o), dtype=DTYPES[o.dtype]) for o in program.outputs]
+        bound = fn.bind(tensors)
+        program = decided.saving(needs).program or fn.program
+        return [tensors[0].new_empty(bound.returned(o), dtype=DTYPES[o.dtype]) for o in program.outputs]
 
     def backward(given: list[torch.Tensor], sizes: list[int], asked: list[int], known: list[bool]) -> list[torch.Tensor]:
-        return way.backward(derivative.step(asked, known), given, dict(zip(axes, sizes, strict=True)))
+        return way.backward(decided.step(asked, known), given, dict(zip(axes, sizes, strict=True)))
 
     def fake_backward(given: list[torch.Tensor], sizes: list[int], asked: list[int], known: list[bool]) -> list[torch.Tensor]:
-        step = derivative.step(asked, known)
+        step = decided.step(asked, known)
         extent = extents(step.program, dict(zip(axes, sizes, strict=True)))
         return [given[0].new_empty([extent[a] for a in o.axes], dtype=DTYPES[o.dtype]) for o in step.program.outputs]
 
@@ -160,8 +161,12 @@ def _free(name: str) -> str:
 
 
 def _digest(fn: Any) -> str:
-    """Tells programs of one name apart, the same in every process."""
-    parts = [repr(p) for p in (fn.program, fn.saving, fn.backward, fn.residuals, fn.cotangents, fn.gradients)]
+    """Tells programs of one name apart, the same in every process.
+
+    What the operators take and give is this version's business, and torch keeps compiled graphs on disk, so the version counts too.
+    """
+    parts = [inspect.getsource(module) for module in (autograd, derivative, prune, slices, binding, sys.modules[__name__])]
+    parts += [repr(p) for p in (fn.program, fn.saving, fn.backward, fn.residuals, fn.cotangents, fn.gradients)]
     for name, function in sorted(fn.functions.items()):
         parts += [name, inspect.getsource(function)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
