@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("ir",),
     ("passes",),
     ("backend_cute",),
-    ("driver", "torch_api", "listing"),
+    ("driver", "torch_api", "listing", "gradcheck"),
     ("cli", "__main__"),
     ("",),  # coda_lang/__init__.py, which offers the layers below lazily
 )
@@ -45,7 +45,7 @@ EDGES: dict[str, tuple[str, ...]] = {
     "lark": ("syntax.",),
     "click": ("cli",),
     "filelock": ("backend_cute.cache",),
-    "torch": tuple(f"backend_cute.{m}" for m in TORCH) + ("torch_api",),
+    "torch": tuple(f"backend_cute.{m}" for m in TORCH) + ("torch_api", "gradcheck"),
     "cutlass": tuple(f"backend_cute.{m}" for m in ("device_fns", "device_scalar", "gemm_sm90.", "finish", "compile")),
     "cuda": ("backend_cute.compile", "backend_cute.gemm_sm90."),
     "tvm_ffi": ("backend_cute.compile", "backend_cute.load"),
