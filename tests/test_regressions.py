@@ -201,3 +201,16 @@ def test_summed_products_contract_their_groups_each_in_one_order(orders: str) ->
     one, two = (torch.einsum(f"m{p},n{q}->mn", s.double(), t.double()) for p, q, s, t in ((a, b, *tensors[:2]), (c, e, *tensors[2:])))
     for y in both(fn, *tensors):
         close(y, one + two, 1e-4)
+
+
+def test_what_a_cotangent_is_divided_by_is_known_before_it() -> None:
+    """The count of ties was finished by the forward's last kernel, which then divided the cotangent that comes after it."""
+    text = "program p(x: bf16[m, d], w: bf16[n, d]) -> (y: f32[m], z: f32[n, m])\na = x @ w\ny = max[n](a)\nz = softmax[n](a)\n"
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    y, z = coda_lang.compile(text)(x, w)
+    (y.sum() * 2 + (z * z).sum()).backward()
+    x64, w64 = X.double().requires_grad_(), W.double().requires_grad_()
+    a = x64 @ w64.T
+    (a.amax(1).sum() * 2 + a.softmax(1).square().sum()).backward()
+    close(x.grad, x64.grad, 0.03)
+    close(w.grad, w64.grad, 0.03)

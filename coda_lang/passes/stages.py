@@ -129,7 +129,8 @@ class _Cut:
         finished = [h for h in homes if h.finished]
         known = [a.ty.axes for a in e.args if isinstance(a, Var) and self.home[a.name].finished]
         along = any(set(e.out.ty.axes) <= set(axes) for axes in known)
-        if finished and along and since == max(h.since for h in finished):  # it runs in the finisher
+        here = (since > self.barrier) == (e.out.name in self.after)  # the last stage before the barrier is no place for what is late
+        if finished and along and since == max(h.since for h in finished) and here:  # it runs in the finisher
             return Home(max(h.stage for h in finished if h.stage is not None), since, True)
         return Home(None, since)
 
