@@ -45,16 +45,20 @@ class Finding:
 
 
 def check(
-    program: Program, extents: Mapping[str, int] | None = None, seed: int = 0, given: Mapping[str, torch.Tensor] | None = None
+    program: Program,
+    extents: Mapping[str, int] | None = None,
+    seed: int = 0,
+    given: Mapping[str, torch.Tensor] | None = None,
+    most: int | None = None,
 ) -> Iterator[Finding]:
-    """All findings for a program that has a derivative, under every save plan. `given` are inputs, else random ones.
+    """All findings for a program that has a derivative, under every save plan (`most`: the first so many). `given` are inputs, else random.
 
     Raises CodaError where the backward has no kernels.
     """
     size = {**default_extents(program), **(extents or {})}
     given = given or inputs(program, size, seed)
     plan, forward = passes.run(program), passes.prepared(program)
-    for way, found in training.ways(forward):
+    for way, found in training.ways(forward)[:most]:
         made = training.planned(plan, found)
         yield from compare(program, made, way, given, size)
 

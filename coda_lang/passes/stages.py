@@ -284,13 +284,16 @@ class _Cut:
     def _cheaper(self, source: int, values: list[Var]) -> list[str]:
         finished = [v for v in values if self.home[v.name].finished]
         tiles = [v for v in values if v not in finished]
-        leaves: dict[str, Var] = {}
-        self._leaves(tiles, source, leaves)
-        chosen = leaves.values() if self._bytes(leaves.values()) <= self._bytes(tiles) else tiles
-        return [v.name for v in (*finished, *chosen)]
+        ways: list[list[Var]] = [tiles]
+        for rounded in (False, True):
+            leaves: dict[str, Var] = {}
+            self._leaves(tiles, source, leaves, rounded)
+            ways.insert(0, list(leaves.values()))
+        return [v.name for v in (*finished, *min(ways, key=self._bytes))]
 
-    def _leaves(self, tiles: list[Var], source: int, out: dict[str, Var]) -> None:
-        """Collects what the values are element-wise functions of: accumulators of stage `source`, and values of other stages."""
+    def _leaves(self, tiles: list[Var], source: int, out: dict[str, Var], rounded: bool) -> None:
+        """Collects what the values are element-wise functions of: accumulators of stage `source`, and values of other stages; with
+        `rounded` also values of 16 bits on the way."""
         pending, seen = tiles[::-1], set(self.inputs) | self.kept
         while pending:
             v = pending.pop()
@@ -299,7 +302,8 @@ class _Cut:
             seen.add(v.name)
             home = self.home[v.name]
             elsewhere = home.finished or home.stage not in (None, source)
-            if v.name in self.group_of or (elsewhere and v.ty.dtype.kind != "bool"):
+            narrow = rounded and v.ty.dtype.kind == "float" and v.ty.dtype.bits == 16
+            if v.name in self.group_of or narrow or (elsewhere and v.ty.dtype.kind != "bool"):
                 out[v.name] = v
                 continue
             pending += [a for a in reversed(self.defs[v.name].args) if isinstance(a, Var)]
