@@ -214,3 +214,11 @@ def test_what_a_cotangent_is_divided_by_is_known_before_it() -> None:
     (a.amax(1).sum() * 2 + a.softmax(1).square().sum()).backward()
     close(x.grad, x64.grad, 0.03)
     close(w.grad, w64.grad, 0.03)
+
+
+@pytest.mark.parametrize("value", ["stop_gradient(x @ w)", "round(x @ w)"])
+def test_a_gradient_that_is_zero_is_there(value: str) -> None:
+    """The backward reads nothing, so it was called without a tensor."""
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    coda_lang.compile(f"program p(x: bf16[m, d], w: bf16[n, d]) -> (y: f32[m, n])\ny = {value}\n")(x, w).sum().backward()
+    assert x.grad is not None and not x.grad.any() and w.grad is not None and not w.grad.any()

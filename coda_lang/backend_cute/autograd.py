@@ -82,7 +82,13 @@ class Training:
             kept[source] if isinstance(source, str) else _cotangent(cotangents, source, a, ctx.extents)
             for source, a in zip(step.reads, step.program.inputs)
         ]
-        results = self.way.backward(step, given, ctx.extents) if step.program.outputs else []
+        if step.program.inputs:
+            results = self.way.backward(step, given, ctx.extents) if step.program.outputs else []
+        else:  # gradients that depend on nothing, not even on a cotangent, are zero
+            sizes = extents(step.program, ctx.extents)
+            device = next((g.device for g in cotangents if g is not None), None)
+            made = [([sizes[a] for a in o.axes], torch_fns.DTYPES[o.dtype]) for o in step.program.outputs]
+            results = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in made]
         gradients: list[torch.Tensor | None] = []
         for i, place in enumerate(step.gives):
             if place is None:
