@@ -47,6 +47,7 @@ gpu: needs-gpu ## everything that needs a Hopper GPU: tests, scalar functions, e
 bench: needs-gpu ## speed of the mainloop against cuBLAS, on a Hopper GPU; tables go to bench/results/
 	$(PY) bench/gpu_mainloop.py build build/mainloop && $(PY) bench/gpu_mainloop.py run build/mainloop build/mainloop.jsonl
 	$(PY) bench/gpu_training.py --run build/training --parts speed
+	$(PY) bench/host_time.py
 
 needs-gpu: setup
 	@$(PY) -m bench.need_gpu
