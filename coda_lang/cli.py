@@ -63,7 +63,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.argument("file")
     @click.option("--param", "params", multiple=True, callback=_pairs(float, "eps=1e-6"), metavar="NAME=VALUE", help="Set a param.")
     @click.option("--type", "types", multiple=True, callback=_pairs(str, "T=f16"), metavar="NAME=TYPE", help="Choose a generic type.")
-    @click.option("--strict", is_flag=True, help="Use no law that moves a rounding point (none in use does).")
+    @click.option("--strict", is_flag=True, help="Use no law that moves a rounding point.")
     @functools.wraps(command)
     def wrapped(file: str, params: dict[str, float], types: dict[str, str], strict: bool, **rest: Any) -> Any:
         return command(file, driver.Options(params, types, strict), **rest)
@@ -115,11 +115,11 @@ def check(file: str, options: driver.Options, as_json: bool) -> int:
         _print(to_json(e) + "\n")
         return _status(e)
     if as_json:
-        found = [{"name": p.program.name, "kernels": len(p.kernels)} for p in plans]
+        found = [{"name": p.program.name, "kernels": len(p.launched)} for p in plans]
         _print(json.dumps({"diagnostics": [], "programs": found}, indent=1) + "\n")
     else:
         for p in plans:
-            count = len(p.kernels)
+            count = len(p.launched)
             _print(f"{p.program.name}: {count} kernel{'s' * (count != 1)}\n")
     return OK
 

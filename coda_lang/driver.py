@@ -119,7 +119,7 @@ def check(text_or_path: str | os.PathLike[str] | Source, options: Options = Opti
     from .backend_cute.lower import lower
 
     def checked(program: Program) -> Plan:
-        found = passes.trained(program)
+        found = passes.trained(program, options.strict)
         for each in (found, *(p for p in (found.derived.saving, found.derived.backward) if p)) if found.derived else (found,):
             lower(each)
         return found
@@ -149,7 +149,7 @@ def plan(text_or_path: str | os.PathLike[str] | Source, options: Options = Optio
     """The kernels of each program and of its derivative, in order. Raises CodaError with the errors of all programs."""
     from . import passes
 
-    return tuple(_each(read(text_or_path), options, passes.trained))
+    return tuple(_each(read(text_or_path), options, lambda program: passes.trained(program, options.strict)))
 
 
 def stages() -> tuple[str, ...]:
@@ -165,7 +165,7 @@ def ir_text(text_or_path: str | os.PathLike[str] | Source, after: str, options: 
     from .ir.printer import to_text
 
     def text(program: Program) -> str:
-        return to_text(program) if after == "build" else passes.after(program, after)
+        return to_text(program) if after == "build" else passes.after(program, after, options.strict)
 
     return "\n".join(_each(read(text_or_path), options, text))
 

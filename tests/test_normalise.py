@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 from test_stages import assert_same, doubles, programs, tidy
 
+from coda_lang import passes
 from coda_lang.ir import interp
 from coda_lang.ir.graph import Program
 from coda_lang.ir.verify import verify
 from coda_lang.passes.differentiate import differentiate
-from coda_lang.passes.normalise import normalise
+from coda_lang.passes.normalise import moved as moved_out
 from coda_lang.passes.stages import Stages
 
 torch = pytest.importorskip("torch")
@@ -39,7 +40,7 @@ SIZES = {"m": 5, "h": 4, "d": 6, "k": 7, "n": 3, "f": 8, "v": 9}
 
 def moved(text: str) -> tuple[Program, Program, tuple]:
     program = tidy(programs(text)[0])
-    out, uses = normalise(program)
+    out, uses = moved_out(program)
     return program, verify(tidy(out)), uses
 
 
@@ -93,8 +94,11 @@ def test_no_scale_moves_where_the_law_does_not_hold_or_gains_nothing(text: str) 
 
 
 def test_strict_moves_nothing() -> None:
-    program = tidy(programs(MLP_BLOCK)[0])
-    assert normalise(program, strict=True) == (program, ())
+    (program,) = programs(MLP_BLOCK)
+    assert passes.prepared(program, strict=True) == tidy(program) != passes.prepared(program)
+    loose, strict = passes.trained(program), passes.trained(program, strict=True)
+    assert any(n.startswith("scale moves out") for n in loose.notes) and not any(n.startswith("scale moves out") for n in strict.notes)
+    assert len(strict.parts) > len(loose.parts) == 3 and loose.written == strict.program
 
 
 def test_the_mlp_block_is_nine_products_and_no_pass_beside_them() -> None:

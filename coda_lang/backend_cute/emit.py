@@ -196,7 +196,7 @@ def _result(atom, known: dict[str, ast.expr]) -> str:
 
 def reference(plan: Plan, name: str) -> str:
     """The program in straight-line torch, a function of this name; every value has one dim for each axis."""
-    return _Reference(plan.program).text(name)
+    return _Reference(plan.written or plan.program).text(name)
 
 
 def _number(e: Eqn, name: str) -> ast.expr:

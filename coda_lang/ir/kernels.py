@@ -286,6 +286,7 @@ class Plan:
     same: tuple[tuple[str, str], ...] = ()  # outputs that are an input as it is: (output, input)
     why: tuple[str, ...] = ()  # what keeps the program from being one kernel: code and words
     derived: Derived | None = None
+    written: Program | None = None  # the program as it rounds, where a law has moved a rounding: what references compute
 
     @property
     def gemm(self) -> Gemm:

@@ -7,6 +7,7 @@ Non-goals: device details (`backend_cute`), the meaning of operators (`ops`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..diagnostics.model import CodaError, InternalError
 from ..ir.graph import Program
@@ -15,6 +16,7 @@ from ..ir.verify import verify as verify_program
 from . import training, training_report
 from .anchor import anchor
 from .layout import layout
+from .normalise import normalise
 from .partition import partition
 from .place import place
 from .report import report
@@ -29,6 +31,7 @@ Rows = tuple[tuple[str, frozenset[str]], ...]  # the rows of the kernel that wri
 
 PIPELINE: tuple[Pass, ...] = (
     simplify,  # dead code, common subexpressions, lane algebra, sums of products side by side
+    normalise,  # laws: scales move out of products
     cut,  # a stage for each kernel, where one kernel does not do
     each(anchor),  # the product, its operands, its possible orientations; a map kernel has none
     each(place),  # where each value can be known: tile, phase, finisher; refusals
@@ -43,11 +46,11 @@ def names() -> tuple[str, ...]:
     return tuple(p.__name__ for p in PIPELINE)
 
 
-def states(program: Program, until: str | None = None, rows: Rows = ()) -> State:
+def states(program: Program, until: str | None = None, rows: Rows = (), strict: bool = False) -> State:
     """The state after the pass `until` (None: after all). Raises CodaError for what cannot be fused, ValueError for an unknown pass."""
     if until is not None and until not in names():
         raise ValueError(f"there is no pass {until}; the passes are {', '.join(names())}")
-    state = State(program, rows=rows)
+    state = State(program, rows=rows, strict=strict)
     for step in PIPELINE:
         state = step(state)
         _verify(state, step.__name__)
@@ -56,25 +59,28 @@ def states(program: Program, until: str | None = None, rows: Rows = ()) -> State
     return state
 
 
-def run(program: Program, rows: Rows = ()) -> Plan:
-    """The kernels of a program, oriented as `rows` says. Raises CodaError (C04xx, C06xx) for what cannot be fused."""
-    return _plan(states(program, rows=rows))
+def run(program: Program, rows: Rows = (), strict: bool = False) -> Plan:
+    """The kernels of a program, oriented as `rows` says; `strict` forbids laws that move a rounding.
+
+    Raises CodaError (C04xx, C06xx) for what cannot be fused.
+    """
+    return _plan(states(program, rows=rows, strict=strict))
 
 
-def trained(program: Program) -> Plan:
+def trained(program: Program, strict: bool = False) -> Plan:
     """The kernels of a program and, where it has a derivative, of that. Raises CodaError (C04xx, C05xx, C06xx)."""
-    plan = run(program)
+    plan = run(program, strict=strict)
     if not training.differentiable(program):
         return plan
     try:
-        return training.derive(plan, prepared(program))
+        return training.derive(plan, prepared(program, strict))
     except CodaError as e:
         raise training.refused(program, e) from None
 
 
-def prepared(program: Program) -> Program:
+def prepared(program: Program, strict: bool = False) -> Program:
     """The program as it is before it is cut into kernels."""
-    state = State(program)
+    state = State(program, strict=strict)
     for step in PIPELINE[: PIPELINE.index(cut)]:
         state = step(state)
     return state.program
@@ -92,12 +98,12 @@ def run_stages(program: Program, stages: Stages, rows: Rows = ()) -> Plan:
 def _plan(state: State) -> Plan:
     if state.plan is None:
         raise InternalError(f"{state.program.name} has no plan")
-    return state.plan
+    return replace(state.plan, written=state.written)
 
 
-def after(program: Program, name: str) -> str:
+def after(program: Program, name: str, strict: bool = False) -> str:
     """The text of the state after a pass: what `codac ir FILE --after NAME` prints."""
-    return states(program, name).text()
+    return states(program, name, strict=strict).text()
 
 
 def _verify(state: State, name: str) -> None:

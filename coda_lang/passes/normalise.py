@@ -17,7 +17,8 @@ from .. import ops
 from ..ir.graph import Atom, Eqn, Lit, Program, Var
 from ..ir.types import F16
 from ..ops.builder import EqnBuilder, Value
-from .state import definitions
+from .simplify import simplify
+from .state import State, definitions
 
 SCALE_OUT = "scale moves out"
 
@@ -33,7 +34,9 @@ class LawUse:
     eqn: Eqn
 
     def __str__(self) -> str:
-        return f"{self.law}: {', '.join(self.moved)} out of the product {self.product}; rounded before it is now {self.rounds}"
+        where = f"{self.eqn.span}" if self.eqn.span else self.product
+        law = f"{self.law}, (A ⊙ r) @ B = r ⊙ (A @ B)"
+        return f"{law}: {', '.join(self.moved)} out of the product at {where}, before which {self.rounds} is rounded now"
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,22 @@ class Factor:
         return isinstance(self.atom, Lit) or not over & set(self.atom.ty.axes)
 
 
-def normalise(program: Program, strict: bool = False) -> tuple[Program, tuple[LawUse, ...]]:
+def normalise(state: State) -> State:
+    """The pass. A strict program stays as it is."""
+    program, uses = (state.program, ()) if state.strict else moved(state.program)
+    if not uses:
+        return state
+    after = simplify(replace(state, program=program))
+    return replace(after, written=state.program, notes=(*after.notes, *dict.fromkeys(map(str, uses))))
+
+
+def moved(program: Program) -> tuple[Program, tuple[LawUse, ...]]:
     """The program with scales moved out of every product where that is legal and spares a computed operand a scale, and the uses."""
-    if strict:
-        return program, ()
     defs = definitions(program)
     taken = set(defs) | {t.name for t in program.inputs} | {o.tensor.name for o in program.outputs}
     b = EqnBuilder(program.axes, taken)
     shown = {o.value.name for o in program.outputs}
+    shown |= {a.name for e in program.eqns if e.op != ops.CONTRACT.name for a in e.args if isinstance(a, Var)}
     uses: list[LawUse] = []
     for e in program.eqns:
         use = _scale_out(b, e, defs, shown) if e.op == ops.CONTRACT.name else None
@@ -70,7 +81,7 @@ def _scale_out(b: EqnBuilder, e: Eqn, defs: dict[str, Eqn], shown: set[str]) -> 
     """Appends e with the scales of its operands moved out; None (and nothing appended) where there are none."""
     over = {*e.attr("axes"), *e.attr("batch")}  # type: ignore[misc]
     operands: list[Value] = []
-    moved: list[Factor] = []
+    scales: list[Factor] = []
     rounds = ""
     for a in e.args:
         assert isinstance(a, Var)
@@ -85,17 +96,17 @@ def _scale_out(b: EqnBuilder, e: Eqn, defs: dict[str, Eqn], shown: set[str]) -> 
         start = len(b.eqns)
         operands.append(_rounded(b, _product(b, kept), a, e))
         b.eqns[start:] = [replace(x, span=e.span) for x in b.eqns[start:]]
-        moved += out
+        scales += out
         rounds = " · ".join(_name(f) for f in kept)
-    if not moved:
+    if not scales:
         return None
     attrs = dict(e.attrs)
     value = b.apply(ops.CONTRACT.name, operands, attrs, e.span)
-    for f in moved:
+    for f in scales:
         value = b.apply(_operator(f), (value, b.value(f.atom)), span=e.span)
     last = b.eqns.pop()
     b.eqns.append(replace(last, out=e.out))
-    return LawUse(SCALE_OUT, e.out.name, tuple(_name(f) for f in moved), rounds, e)
+    return LawUse(SCALE_OUT, e.out.name, tuple(_name(f) for f in scales), rounds, e)
 
 
 def factors(atom: Atom, defs: dict[str, Eqn], under: bool = False) -> list[Factor]:

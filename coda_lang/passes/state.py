@@ -116,6 +116,8 @@ class State:
     why: tuple[Diagnostic, ...] = ()  # what keeps the program from being one kernel
     stages: tuple[State, ...] = ()  # one a kernel, where the program needs several
     same: tuple[tuple[str, str], ...] = ()  # outputs that are an input as it is: (output, input)
+    strict: bool = False  # no law that moves a rounding
+    written: Program | None = None  # the program as it rounds, where a law has moved a rounding
 
     def text(self) -> str:
         """What `codac ir --after NAME` prints."""

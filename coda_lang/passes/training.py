@@ -210,7 +210,8 @@ def planned(plan: Plan, found: Joint) -> Plan:
     differs, _, saving, backward, stored = best
     if differs:
         saving = run_stages(_saving(plan.program, found, stored), Stages(_stored(found.early, stored), early))
-        plan = run_stages(plan.program, Stages(_without(found.early, residuals, plan.program), early), _rows(saving))
+        staged = run_stages(plan.program, Stages(_without(found.early, residuals, plan.program), early), _rows(saving))
+        plan = replace(staged, written=plan.written, notes=tuple(dict.fromkeys((*plan.notes, *staged.notes))))
         if not alike(plan, saving):
             raise InternalError(f"{name}: the forward that saves differs from the one that does not")
     pairs = found.derivative.cotangents, found.derivative.gradients

@@ -63,18 +63,19 @@ y = matmul[k](x, w)
         "C0405",
         "an operand that is computed",
         """A kernel loads the operands of its product as they are stored, straight into the tensor cores. An operand that is computed
-        from inputs (scaled, added, rounded from f32) is written first, by a kernel of its own.
+        from inputs (added, activated, rounded from f32) is written first, by a kernel of its own.
 
-        A factor that carries no contracted axis can be moved behind the product by hand: (x · s) @ w = s · (x @ w).""",
+        A factor that carries no contracted axis is no obstacle: it moves behind the product, (x · s) @ w = s · (x @ w), unless --strict
+        forbids to move the rounding.""",
         """
-program scaled(x: bf16[m, k], w: bf16[n, k], s: f32[m]) -> (y: bf16[m, n])
-y = bf16(x * s) @ w
+program activated(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])
+y = bf16(relu(x)) @ w
 """,
         """
-program scaled(x: bf16[m, k], w: bf16[n, k], s: f32[m]) -> (y: bf16[m, n])
-y = (x @ w) * s
+program activated(r: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])
+y = r @ w
 """,
-        "Move the computation behind the product, and one kernel does it all.",
+        "Have the kernel that makes the operand store it as it is wanted here.",
         "reason",
     ),
     Entry(
