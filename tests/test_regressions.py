@@ -222,3 +222,18 @@ def test_a_gradient_that_is_zero_is_there(value: str) -> None:
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
     coda_lang.compile(f"program p(x: bf16[m, d], w: bf16[n, d]) -> (y: f32[m, n])\ny = {value}\n")(x, w).sum().backward()
     assert x.grad is not None and not x.grad.any() and w.grad is not None and not w.grad.any()
+
+
+@pytest.mark.parametrize(
+    "line, help",
+    [
+        ("y = size * (x @ w)", "call it: `size[axis]`"),
+        ("y = max", "call it: `max(…)` or `max[axis](…)`"),
+        ("y = softmax", "call it: `softmax(…)`"),
+        ("z: f64 = x @ w\ny = x @ w", "write `f32`"),
+    ],
+)
+def test_remedies_that_can_be_followed(line: str, help: str) -> None:
+    with pytest.raises(CodaError) as e:
+        driver.check(f"program p(x: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\n{line}\n")
+    assert e.value.diagnostics[0].help == help

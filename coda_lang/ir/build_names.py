@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from .. import ops
 from ..diagnostics.model import Label
 from ..diagnostics.suggest import did_you_mean
 from ..source import Span
@@ -15,6 +16,9 @@ _FOREIGN = {
     "float": "f32",
     "float32": "f32",
     "fp32": "f32",
+    "double": "f32",
+    "float64": "f32",
+    "f64": "f32",
     "half": "f16",
     "float16": "f16",
     "fp16": "f16",
@@ -85,7 +89,10 @@ def unknown_value(
         help = f"its extent is `size[{n}]`, the positions along it are `index[{n}]`"
         report.error("C0207", f"`{n}` is an axis, not a value", name.span, "read as a value here", help=help)
     elif n in set(functions):
-        report.error("C0207", f"`{n}` is a function, not a value", name.span, "read as a value here", help=f"call it: `{n}(…)`")
+        ways = {"none": f"{n}(…)", "axes": f"{n}[axis](…)", "axis": f"{n}[axis](…)", "arrow": f"{n}[a -> b](…)"}
+        calls = [w if op.args else w.removesuffix("(…)") for b, w in ways.items() if (op := ops.find(n, b))]
+        help = f"call it: {listed(dict.fromkeys(calls) or [f'{n}(…)'], 'or')}"
+        report.error("C0207", f"`{n}` is a function, not a value", name.span, "read as a value here", help=help)
     else:
         near = did_you_mean(n, {*known, *later})
         report.error(
