@@ -21,6 +21,7 @@ from ..diagnostics.model import CodaError, Diagnostic
 from ..ir.graph import Eqn, Lit, Output, Program, Tensor, Var
 from ..ir.types import F32
 from ..ops.builder import EqnBuilder, Value, unbroadcast
+from .state import is_temporary
 
 
 @dataclass(frozen=True)
@@ -53,18 +54,21 @@ def differentiate(program: Program) -> Derivative:
     for o, t in zip(sources, cotangents):
         sums[o.value.name].append(Part(b.value(Var(t.name, replace(o.value.ty, dtype=t.dtype)))))
     carries = active(program)
+    called: dict[str, str] = {}
     for e in reversed(program.eqns):
         if e.out.name in carries and e.out.name in sums:
-            _step(b, e, sums, carries)
+            total = _step(b, e, sums, carries)
+            if isinstance(total.atom, Var) and is_temporary(total.atom.name) and not is_temporary(e.out.name):
+                called.setdefault(total.atom.name, f"d_{e.out.name}")
     outputs, pairs = [], []
     for t in wanted:
         total = _total(b, sums[t.name]) if sums[t.name] else b.value(0.0)
         name = b.fresh(f"d_{t.name}")
         outputs.append(Output(Tensor(name, t.dtype, t.axes), _stored(b, total, t)))
         pairs.append((t.name, name))
-    backward = replace(
-        program, name=f"{program.name}_backward", inputs=(*program.inputs, *cotangents), outputs=tuple(outputs), eqns=tuple(b.eqns), doc=""
-    )
+    inputs = (*program.inputs, *cotangents)
+    backward = replace(program, name=f"{program.name}_backward", inputs=inputs, outputs=tuple(outputs), eqns=tuple(b.eqns), doc="")
+    backward = _renamed(backward, called)
     return Derivative(backward, tuple((o.tensor.name, t.name) for o, t in zip(sources, cotangents)), tuple(pairs))
 
 
@@ -78,8 +82,28 @@ def active(program: Program) -> frozenset[str]:
     return frozenset(carries)
 
 
-def _step(b: EqnBuilder, e: Eqn, sums: dict[str, list[Part]], carries: frozenset[str]) -> None:
-    """Adds the cotangents of one equation's arguments."""
+def _renamed(program: Program, called: dict[str, str]) -> Program:
+    """The cotangent of a value that the source names is called after it, and so is that cotangent rounded."""
+    taken = {v.name for e in program.eqns for v in (e.out, *e.args) if isinstance(v, Var)} | {t.name for t in program.inputs}
+    taken |= {o.tensor.name for o in program.outputs}
+    names: dict[str, str] = {}
+    for e in program.eqns:
+        of = names.get(e.args[0].name) if e.op == ops.CAST.name and isinstance(e.args[0], Var) and is_temporary(e.out.name) else None
+        wanted = called.get(e.out.name) or (f"{of}_{e.attr('dtype')}" if of else "")
+        wanted += "_sum" if wanted in taken else ""
+        if wanted and wanted not in taken:
+            names[e.out.name] = wanted
+            taken.add(wanted)
+
+    def new(v: Var) -> Var:
+        return replace(v, name=names.get(v.name, v.name))
+
+    eqns = tuple(replace(e, out=new(e.out), args=tuple(new(a) if isinstance(a, Var) else a for a in e.args)) for e in program.eqns)
+    return replace(program, eqns=eqns, outputs=tuple(replace(o, value=new(o.value)) for o in program.outputs))
+
+
+def _step(b: EqnBuilder, e: Eqn, sums: dict[str, list[Part]], carries: frozenset[str]) -> Value:
+    """Adds the cotangents of one equation's arguments; gives its own."""
     vjp = ops.TABLE[e.op].vjp
     assert vjp is not None
     guard = _common([p.guard for p in sums[e.out.name]])
@@ -96,6 +120,7 @@ def _step(b: EqnBuilder, e: Eqn, sums: dict[str, list[Part]], carries: frozenset
         inner = _branch(b, e, i, guard)
         sums[a.name].append(Part(whole, inner if inner is not None and _within(inner, a.ty.axes) else None))
     b.eqns[start:] = [replace(x, span=e.span) for x in b.eqns[start:]]
+    return g
 
 
 def _branch(b: EqnBuilder, e: Eqn, argument: int, guard: Value | None) -> Value | None:
