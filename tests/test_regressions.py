@@ -237,3 +237,14 @@ def test_remedies_that_can_be_followed(line: str, help: str) -> None:
     with pytest.raises(CodaError) as e:
         driver.check(f"program p(x: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\n{line}\n")
     assert e.value.diagnostics[0].help == help
+
+
+@pytest.mark.parametrize("order", ["b t lane", "t b lane", "b lane t", "t lane b", "lane t b"])
+def test_reductions_with_lanes_are_stored_in_any_order(order: str) -> None:
+    """What the first finisher left was read in the order of the output's axes, not of its own."""
+    axes = order.split()
+    text = f"program p(x: bf16[b, t, d], w: bf16[f, lane=2, d]) -> (s: f32[{', '.join(axes)}])\ns = sum[f](x @ w)\n"
+    x, w = torch.randn(2, 3, 16).bfloat16(), torch.randn(5, 2, 16).bfloat16()
+    expected = torch.einsum("btd,fld->btl", x.double(), w.double()).permute([("b", "t", "lane").index(a) for a in axes])
+    for s in both(coda_lang.compile(text), x, w):
+        close(s, expected, 1e-4)

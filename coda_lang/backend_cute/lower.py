@@ -218,13 +218,20 @@ class _Lowering:
             return s.Extent(port.var.name, self.read_sizes((port.axis,)))
         name = "_".join(v.name for v in port.vars)
         if port.access.tensor not in self.inputs:
-            axes = tuple(axis for axis, _ in port.access.at)
-            self.work(port.access.tensor, axes)
-            return s.Load(name, port.access.tensor, (self.index(axes, dict(port.access.at)),) if axes else ())
+            return self.left(name, port.access.tensor, dict(port.access.at))
         if port.tile:
             return s.Tile(name, self.matrix(port.access))
         at = dict(port.access.at)
         return s.Load(name, port.access.tensor, tuple(self.index(mode, at) for mode in self.tensor(port.access.tensor)))
+
+    def left(self, name: str, work: str, at: dict[str, k.At]) -> s.Load:
+        """What an earlier finisher left, in the order of that one's axes: one mode where this kernel walks them alike, else one an axis."""
+        kept = tuple(a for a in self.length_of(work) if a in at) if at else ()
+        here = [self.source.axes.index(x.axis) for a in kept if isinstance(self.source, k.Finish) and isinstance(x := at[a], k.Along)]
+        alike = here == list(range(here[0], here[0] + len(here))) if here else True
+        modes = ((kept,) if alike else tuple((a,) for a in kept)) if kept else ()
+        self.tensors.setdefault(work, s.Tensor(work, "f32", modes, "work"))
+        return s.Load(name, work, tuple(self.index(mode, at) for mode in modes))
 
     def sink(self, sink: k.Sink) -> s.Sink:
         if isinstance(sink, k.Store):

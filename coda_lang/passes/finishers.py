@@ -84,7 +84,7 @@ class Finishers:
         for env in reversed(positions):
             lanes = {a: x for a, x in env.items() if isinstance(x, int)}
             work = self._left(earlier, earlier.scope.value(value, env), earlier.scope.hint(value.name, lanes))
-            at = tuple((a, Along(a)) for a in o.tensor.axes if a not in lanes)
+            at = tuple((x.axis, Along(a)) for a in o.tensor.axes if isinstance(x := env[a], Along))
             part = b.value(self._read(into, work, at, f.hint(value.name, lanes)))
             if chosen is None:
                 chosen = part
