@@ -194,7 +194,13 @@ def test(file: str, options: driver.Options, shape: str | None, seed: int) -> in
     """Compare what FILE compiles to with FILE as written, in float64; on a Hopper GPU, the kernels too."""
     arguments = [*(("--shape", shape) if shape else ()), "--seed", str(seed)]
     try:
-        return driver.self_check(driver.read_file(file), options, arguments)
+        source = driver.read_file(file)
+        status = driver.self_check(source, options, arguments)
+        _print("gradients under every way to save:\n")
+        for good, line in driver.gradient_check(source, options, seed):
+            _print(line + "\n")
+            status = status if good else REFUSED
+        return status
     except SystemExit as e:  # it is a script's main
         raise click.UsageError(e.code if isinstance(e.code, str) else "--shape is of the form m=128,d=64") from None
 

@@ -257,6 +257,18 @@ def self_check(text_or_path: str | os.PathLike[str] | Source, options: Options =
         return main(found, list(arguments))
 
 
+def gradient_check(
+    text_or_path: str | os.PathLike[str] | Source, options: Options = Options(), seed: int = 0
+) -> Iterator[tuple[bool, str]]:
+    """The derived backward against float64, under every way to save: a line for each gradient, and whether it is good."""
+    _need("checking numbers", "torch", torch="torch")
+    from . import gradcheck
+    from .passes.training import differentiable
+
+    for program in filter(differentiable, programs(text_or_path, options)):
+        yield from gradcheck.lines(program, seed, options.strict)
+
+
 def _need(what: str, extra: str, **packages: str) -> None:
     """Raises CallError for the first module (name = package) that is not installed."""
     from .backend_cute import errors

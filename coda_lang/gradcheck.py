@@ -50,6 +50,7 @@ def check(
     seed: int = 0,
     given: Mapping[str, torch.Tensor] | None = None,
     most: int | None = None,
+    strict: bool = False,
 ) -> Iterator[Finding]:
     """All findings for a program that has a derivative, under every save plan (`most`: the first so many). `given` are inputs, else random.
 
@@ -57,10 +58,24 @@ def check(
     """
     size = {**default_extents(program), **(extents or {})}
     given = given or inputs(program, size, seed)
-    plan, forward = passes.run(program), passes.prepared(program)
+    plan, forward = passes.run(program, strict=strict), passes.prepared(program, strict)
     for way, found in training.ways(forward)[:most]:
         made = training.planned(plan, found)
         yield from compare(program, made, way, given, size)
+
+
+def lines(program: Program, seed: int = 0, strict: bool = False) -> Iterator[tuple[bool, str]]:
+    """For people: a line for each save plan and gradient, and whether it is good."""
+    found: dict[tuple[str, str], list[Finding]] = {}
+    for f in check(program, seed=seed, strict=strict):
+        found.setdefault((f.way, f.gradient), []).append(f)
+    for (way, gradient), results in found.items():
+        good = all(f.good for f in results)
+        exact = max((f.error for f in results if f.how != "rounded"), default=0.0)
+        rounded = [f.error for f in results if f.how == "rounded"]
+        text = f"{'ok  ' if good else 'FAIL'} {program.name}, {way}: {gradient} "
+        bits = "equal bits" if good else "other bits"
+        yield good, text + (f"is off by {exact:.1e} in float64, {rounded[0]:.1e} rounded" if rounded else f"gives {bits}")
 
 
 def compare(program: Program, plan: Plan, way: str, given: Mapping[str, torch.Tensor], size: Mapping[str, int]) -> Iterator[Finding]:
@@ -90,7 +105,7 @@ def compare(program: Program, plan: Plan, way: str, given: Mapping[str, torch.Te
     for name, truth in wanted.items():
         for how, found in results.items():
             off = relative(found[name], truth)
-            if how == "rounded":  # where terms cancel, rounding shows: then it must be the program's own
+            if how == "rounded" and off > ROUNDED:  # where terms cancel, rounding shows: then it must be the program's own
                 off = min(off, relative(found[name], written[name].double()))
             yield Finding(program.name, way, name, how, off)
 
