@@ -119,7 +119,7 @@ def chosen(gemm: Any, count: int, whole: Any = None) -> list[Any]:
 def build(directory: Path, count: int, only: list[str], workers: int) -> None:
     from coda_lang import driver
     from coda_lang.backend_cute import compile, spec
-    from coda_lang.backend_cute.configs import wholes
+    from coda_lang.backend_cute.configs import variants
     from coda_lang.backend_cute.load import functions_of, import_file
 
     for source in sources():
@@ -131,8 +131,8 @@ def build(directory: Path, count: int, only: list[str], workers: int) -> None:
         module.write_text(driver.emit(str(source)), encoding="utf-8")
         functions = functions_of(import_file(module))
         gemms = [k for fn in functions for k in fn.program.kernels if isinstance(k, spec.Gemm)]
-        whole = {products: gemm for fn in functions for products, gemm in wholes(fn.saving).items()}
-        configs = {gemm.name: chosen(gemm, 1 if source.stem == "rows" else count, whole.get(gemm.products)) for gemm in gemms}
+        whole = variants(functions)
+        configs = {gemm.name: chosen(gemm, 1 if source.stem == "rows" else count, whole[gemm.name]) for gemm in gemms}
         scalar = {name: f for fn in functions for name, f in fn.functions.items()}
         copied = Path(tempfile.mkdtemp()) / module.name  # build copies the module in
         shutil.copyfile(module, copied)

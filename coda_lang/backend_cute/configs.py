@@ -10,8 +10,10 @@ Vocabulary: a *warpgroup* owns `warpgroup_rows` consecutive rows of the tile, 64
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import Any
 
 from .spec import ColReduce, Config, Gemm, Load, Matrix, Product, Program, RowReduce, Sink, Store, Tile
 
@@ -162,6 +164,15 @@ def offered(gemm: Gemm) -> tuple[Config, ...]:
 def wholes(program: Program | None) -> dict[tuple[Product, ...], Gemm]:
     """The kernels of a program by their products: of the forward that saves, those whose variants with fewer sinks must agree with them."""
     return {k.products: k for k in program.kernels if isinstance(k, Gemm) and k.products} if program else {}
+
+
+def variants(functions: Iterable[Any]) -> dict[str, Gemm | None]:
+    """For each Gemm of these `function.Function`s, by name: what it is a variant of, None where of nothing."""
+    found: dict[str, Gemm | None] = {}
+    for fn in functions:
+        whole = wholes(fn.saving)
+        found |= {k.name: whole.get(k.products) for program in fn.programs for k in program.kernels if isinstance(k, Gemm)}
+    return found
 
 
 def candidates(gemm: Gemm, whole: Gemm | None = None) -> tuple[Config, ...]:

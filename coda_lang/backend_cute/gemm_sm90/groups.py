@@ -4,7 +4,8 @@ In: lists of f32 scalars. Out: `State`s, tuples of f32 scalars: one for sum, max
 in every kind. Non-goals: which columns take part (the callers mask by the identity) and memory.
 
 A logsumexp state (m, s) stands for m + log(s), or for m where m is infinite: no step subtracts infinities, an empty state (-inf, 0) adds
-0 to any other, and s of a state whose m is +inf is infinite.
+0 to any other, and s of a state whose m is +inf is infinite. No multiplication is contracted with an addition: what else a kernel does
+would decide which, and with it the bits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
 
+from ..device_scalar import plus, times
 from .ring import select
 
 INFINITY = float("inf")
@@ -92,7 +94,7 @@ def absorb(kind: str, state: State, values: list) -> State:
         top = _maximum(state[0], _tree(list(values), _maximum))
         centre = _centre(top)
         total = _tree([_exp(v - centre) for v in values], lambda a, b: a + b)
-        return top, state[1] * _exp(state[0] - centre) + total
+        return top, plus(times(state[1], _exp(state[0] - centre)), total)
     if kind == "amax":
         values = [_absolute(v) for v in values]
     return (_combine(kind, state[0], _tree(list(values), lambda a, b: _combine(kind, a, b))),)
@@ -102,7 +104,7 @@ def merge(kind: str, a: State, b: State) -> State:
     if kind == "lse":
         top = _maximum(a[0], b[0])
         centre = _centre(top)
-        return top, a[1] * _exp(a[0] - centre) + b[1] * _exp(b[0] - centre)
+        return top, plus(times(a[1], _exp(a[0] - centre)), times(b[1], _exp(b[0] - centre)))
     return (_combine(kind, a[0], b[0]),)
 
 
@@ -116,5 +118,5 @@ def across(kind: str, state: State, distances: tuple[int, ...]) -> State:
 def result(kind: str, state: State):
     """The one value of a state."""
     if kind == "lse":
-        return _centre(state[0]) + cute.math.log(state[1])
+        return plus(_centre(state[0]), cute.math.log(state[1]))
     return state[0]
