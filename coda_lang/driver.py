@@ -218,7 +218,7 @@ def build(
     Raises CodaError for errors of the source, a missing package, an unknown configuration, a folder that cannot be written.
     """
     from .backend_cute import compile
-    from .backend_cute.configs import candidates, portfolio, wholes
+    from .backend_cute.configs import candidates, portfolio, variants
     from .backend_cute.spec import Gemm
 
     text = emit(text_or_path, options)
@@ -228,16 +228,15 @@ def build(
         os.makedirs(name, exist_ok=True)
         with _imported(text) as (path, found):
             programs = [program for fn in found for program in fn.programs]
-            gemms = [k for program in programs for k in program.kernels if isinstance(k, Gemm)]
-            whole = {p: g for fn in found for p, g in wholes(fn.saving).items()}
-            offers = {gemm.name: candidates(gemm, whole.get(gemm.products)) for gemm in gemms}
+            gemms = {k.name: k for program in programs for k in program.kernels if isinstance(k, Gemm)}
+            whole = variants(found)
+            offers = {name: candidates(gemm, whole[name]) for name, gemm in gemms.items()}
             known = {c.key for offer in offers.values() for c in offer}
             for key in set(wanted) - known - {"all"}:
                 raise CodaError([Diagnostic("C0803", f"there is no configuration {key}", notes=(f"there are {', '.join(sorted(known))}",))])
             chosen = {
-                gemm.name: tuple(c for c in offers[gemm.name] if "all" in wanted or c.key in wanted)
-                or portfolio(gemm, whole.get(gemm.products))
-                for gemm in gemms
+                name: tuple(c for c in offers[name] if "all" in wanted or c.key in wanted) or portfolio(gemm, whole[name])
+                for name, gemm in gemms.items()
             }
             functions = {n: f for fn in found for n, f in fn.functions.items()}
             return compile.build(programs, functions, Path(name), configs=chosen, module=path, arch=arch)
