@@ -248,3 +248,15 @@ def test_reductions_with_lanes_are_stored_in_any_order(order: str) -> None:
     expected = torch.einsum("btd,fld->btl", x.double(), w.double()).permute([("b", "t", "lane").index(a) for a in axes])
     for s in both(coda_lang.compile(text), x, w):
         close(s, expected, 1e-4)
+
+
+def test_a_forward_that_saves_may_be_the_only_one() -> None:
+    """Its kernels reduce in another order than those of the forward alone: then every call runs them (this was an internal error)."""
+    text = "program p(x: bf16[m, d], w: bf16[d, n], v: bf16[h, n, e=3]) -> (top: f32[h, e], y: bf16[h, e, m])\n"
+    text += "a = bf16(x @ w)\nz = matmul[n](a * 0.3, v)\ntop = amax[m](z)\ny = l2norm[h](z, 1e-3)\n"
+    fn = coda_lang.compile(text)
+    x, w, v = X, torch.randn(16, 12).bfloat16(), torch.randn(4, 12, 3).bfloat16()
+    z = torch.einsum("mn,hne->mhe", (x.double() @ w.double()) * 0.3, v.double())
+    for top, y in both(fn, x, w, v):
+        close(top, z.abs().amax(0), 0.05)
+        close(y, (z * (z.square().sum(1, keepdim=True) + 1e-3).rsqrt()).permute(1, 2, 0), 0.02)

@@ -14,7 +14,7 @@ from itertools import permutations
 from math import prod
 
 from .. import ops
-from ..diagnostics.model import CodaError, InternalError
+from ..diagnostics.model import CodaError, Diagnostic, InternalError
 from ..ir.graph import Atom, Eqn, Output, Program, Tensor, Var
 from ..ir.kernels import Derived, Gemm, Plan
 from .alike import alike
@@ -212,10 +212,25 @@ def planned(plan: Plan, found: Joint) -> Plan:
         saving = run_stages(_saving(plan.program, found, stored), Stages(_stored(found.early, stored), early))
         staged = run_stages(plan.program, Stages(_without(found.early, residuals, plan.program), early), _rows(saving))
         plan = replace(staged, written=plan.written, notes=tuple(dict.fromkeys((*plan.notes, *staged.notes))))
-        if not alike(plan, saving):
-            raise InternalError(f"{name}: the forward that saves differs from the one that does not")
+        if not alike(plan, saving):  # then every call runs the kernels that save; what only the backward reads is a tensor between them
+            plan = replace(saving, program=plan.program, stages=saving.parts, written=plan.written, notes=plan.notes)
+            if not alike(plan, saving):
+                raise InternalError(f"{name}: the forward that saves differs from the one that does not")
+            if {x.tensor for x in plan.layouts if x.copy} & {t.name for t in residuals}:
+                raise CodaError([_no_order(plan.program)])
     pairs = found.derivative.cotangents, found.derivative.gradients
     return replace(plan, derived=Derived(saving if residuals else None, backward, stored, *pairs))
+
+
+def _no_order(program: Program) -> Diagnostic:
+    return Diagnostic(
+        "C0602",
+        f"`{program.name}` saves a value for its derivative that is used in ways that no single storage order serves",
+        program.span,
+        "this program",
+        notes=("with gradients and without, a program runs the same kernels, and between those nothing is rearranged",),
+        help="compute the results that reduce it over different axes in programs of their own",
+    )
 
 
 def _saving_plan(plan: Plan, found: Joint, stored: tuple[Tensor, ...], same: tuple[tuple[str, str], ...]) -> Plan:
