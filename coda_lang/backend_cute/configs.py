@@ -62,10 +62,14 @@ def accumulators(config: Config) -> int:
 
 def max_accumulators(gemm: Gemm) -> int:
     """f32 registers a thread can give to the accumulator and still run this epilogue without spilling (tests/test_cubins.py holds it)."""
-    if len(gemm.phases) > 1 or any(not isinstance(s, Store) for s in gemm.sinks):
-        return 160
+    stores = [s for s in gemm.sinks if isinstance(s, Store)]
+    if len(gemm.phases) > 1:
+        return 160 if len(stores) <= 1 else 64
+    if len(gemm.sinks) > len(stores):
+        return 160 if len(gemm.sinks) - len(stores) <= 2 else 128
     vectors = [p for p in gemm.ports if isinstance(p, Load) and p.index]
-    return max(min(192 if any(isinstance(p, Tile) for p in gemm.ports) else 208, 208 - 24 * (len(vectors) - 1)), 128)
+    most = 176 if any(s.matrix.pack > 1 for s in stores) else 192 if any(isinstance(p, Tile) for p in gemm.ports) else 208
+    return max(min(most, 208 - 24 * (len(vectors) - 1)), 128)
 
 
 def element_bytes(gemm: Gemm, matrix: Matrix) -> int:
@@ -133,9 +137,9 @@ def scratch_bytes(gemm: Gemm, step_n: int) -> int:
     return WARPGROUPS * 2 * quantities * 4 * step_n * 4
 
 
-def _legal(gemm: Gemm, config: Config) -> bool:
+def _legal(gemm: Gemm, config: Config, limit: int) -> bool:
     unit = gemm.segments * gemm.granule
-    if config.tile_n % unit or step_columns(gemm, config) % 8 or config.tile_n > 256 or accumulators(config) > max_accumulators(gemm):
+    if config.tile_n % unit or step_columns(gemm, config) % 8 or config.tile_n > 256 or accumulators(config) > limit:
         return False
     split = any(len(b.rows) > 1 for product in gemm.products for b in product.b)
     share = max(gemm.granule, 8) if split else 8  # each block of a cluster loads a part of B's rows, whole runs of a split axis
@@ -145,9 +149,17 @@ def _legal(gemm: Gemm, config: Config) -> bool:
 
 
 def offered(gemm: Gemm) -> tuple[Config, ...]:
-    """Every configuration that `gemm` may be compiled with, best guesses first; empty where the hardware has none."""
+    """Every configuration that `gemm` may be compiled with, best guesses first; empty where the hardware has none.
+
+    A group too wide for the registers that its epilogue leaves is offered what spills a few: slower beats refused.
+    """
+    return _offered(gemm, max_accumulators(gemm)) or _offered(gemm, 160)
+
+
+def _offered(gemm: Gemm, limit: int) -> tuple[Config, ...]:
+    """What is legal with at most `limit` accumulator registers."""
     unit = gemm.segments * gemm.granule
-    widest = [unit * (limit // unit) for limit in (256, 208, 128) if limit >= unit]
+    widest = [unit * (most // unit) for most in (256, 208, 128) if most >= unit]
     found: list[Config] = []
     for pingpong, shapes in ((True, _PINGPONG_TILES), (False, _COOPERATIVE_TILES)):
         fitting = [s for s in shapes if s[1] % unit == 0]
@@ -156,7 +168,7 @@ def offered(gemm: Gemm) -> tuple[Config, ...]:
         for tile_m, tile_n in dict.fromkeys(fitting + (extra if len({n for _, n in fitting}) < 3 else [])):
             for cluster_m, cluster_n in _CLUSTERS:
                 config = Config(tile_m, tile_n, pingpong, cluster_m, cluster_n)
-                if _legal(gemm, config):
+                if _legal(gemm, config, limit):
                     found.append(config)
     return tuple(found)
 
