@@ -12,7 +12,7 @@ from coda_lang.ir import interp
 from coda_lang.ir.graph import Program
 from coda_lang.ir.verify import verify
 from coda_lang.passes.differentiate import differentiate
-from coda_lang.passes.normalise import moved as moved_out
+from coda_lang.passes.laws import scale_out
 from coda_lang.passes.stages import Stages
 
 torch = pytest.importorskip("torch")
@@ -40,7 +40,7 @@ SIZES = {"m": 5, "h": 4, "d": 6, "k": 7, "n": 3, "f": 8, "v": 9}
 
 def moved(text: str) -> tuple[Program, Program, tuple]:
     program = tidy(programs(text)[0])
-    out, uses = moved_out(program)
+    out, uses = scale_out.rewrite(program)
     return program, verify(tidy(out)), uses
 
 
@@ -78,7 +78,7 @@ def test_a_moved_scale_keeps_the_meaning_and_every_gradient(text: str) -> None:
 @pytest.mark.parametrize(("text", "factors"), [(MLP_BLOCK, 1), (DEQUANTISE, 2), (QUOTIENT, 1)])
 def test_each_use_says_what_moved_and_what_is_rounded_now(text: str, factors: int) -> None:
     _, _, (use,) = moved(text)
-    assert use.law == "scale moves out" and len(use.moved) == factors and use.rounds
+    assert use.law.name == "scale moves out" and len(use.moved) == factors and use.rounds
 
 
 def test_a_stored_operand_left_alone_by_its_scale_is_used_as_it_is() -> None:

@@ -1,0 +1,56 @@
+"""What a law is: a record with its name, what it says, when it holds, what rounding it moves, and the rewriting itself.
+
+In: nothing but programs. Out: `Law`, `Use`. Non-goals: which laws there are (`laws.LAWS`), when they are applied (`passes.normalise`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...ir.graph import Eqn, Program
+
+
+@dataclass(frozen=True)
+class Use:
+    """One application of a law: `at` is the equation it changed, `did` says in words what was done there and what is rounded now."""
+
+    law: Law
+    at: Eqn
+    did: str
+    moved: tuple[str, ...] = ()  # the values that are used elsewhere now
+    rounds: str = ""  # the value that is rounded instead of another; "" where no rounding moved
+
+    def __str__(self) -> str:
+        return f"{self.law.name}, {self.law.statement}: {self.did}"
+
+
+Rewriting = Callable[[Program], tuple[Program, tuple[Use, ...]]]
+
+
+@dataclass(frozen=True)
+class Law:
+    """One algebraic law and the pass that uses it.
+
+    `rewrite` takes a simplified program and gives one of the same meaning over the reals, with every use; without uses it gives the
+    program back as it is. It matches on what the operator table says, never on names of functions, and only where the law pays.
+    """
+
+    name: str
+    statement: str
+    condition: str
+    rewrite: Rewriting
+    rounding: str = ""  # which rounding point it moves; "" for none
+
+    @property
+    def strict_forbids(self) -> bool:
+        """`--strict` forbids what moves a rounding."""
+        return bool(self.rounding)
+
+
+def place(e: Eqn) -> str:
+    """Where an equation stands, for `Use.did`."""
+    return f"{e.span}" if e.span else e.out.name
+
+
+__all__ = ["Law", "Rewriting", "Use", "place"]
