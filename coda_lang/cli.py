@@ -63,10 +63,11 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.argument("file")
     @click.option("--param", "params", multiple=True, callback=_pairs(float, "eps=1e-6"), metavar="NAME=VALUE", help="Set a param.")
     @click.option("--type", "types", multiple=True, callback=_pairs(str, "T=f16"), metavar="NAME=TYPE", help="Choose a generic type.")
+    @click.option("--extent", "extents", multiple=True, callback=_pairs(int, "qh=16"), metavar="AXIS=SIZE", help="Fix an axis.")
     @click.option("--strict", is_flag=True, help="Use no law that moves a rounding point.")
     @functools.wraps(command)
-    def wrapped(file: str, params: dict[str, float], types: dict[str, str], strict: bool, **rest: Any) -> Any:
-        return command(file, driver.Options(params, types, strict), **rest)
+    def wrapped(file: str, params: dict[str, float], types: dict[str, str], extents: dict[str, int], strict: bool, **rest: Any) -> Any:
+        return command(file, driver.Options(params, types, strict, extents), **rest)
 
     return wrapped
 

@@ -33,11 +33,12 @@ MAX_BYTES = 4 << 20  # a source file larger than this is a mistake, not a progra
 
 @dataclass(frozen=True)
 class Options:
-    """What the user chose: values of `param`s, choices of generic types, no laws that move a rounding point."""
+    """What the user chose: values of `param`s, choices of generic types, extents of axes, no laws that move a rounding point."""
 
     params: Mapping[str, float] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
     strict: bool = False
+    extents: Mapping[str, int] = field(default_factory=dict)
 
 
 def read(text_or_path: str | os.PathLike[str] | Source) -> Source:
@@ -139,7 +140,7 @@ def programs(text_or_path: str | os.PathLike[str] | Source, options: Options = O
     source = read(text_or_path)
     with _bug_net("the front end", lambda: source.text):
         module = parse(source)
-        found = build_ir(module, (source,), params=options.params, types=options.types)
+        found = build_ir(module, (source,), params=options.params, types=options.types, extents=options.extents)
     if not found:
         raise CodaError([empty(module.span)], (source,))
     return found

@@ -23,19 +23,29 @@ from .source import Source
 
 
 def compile(
-    text_or_path: str | os.PathLike[str] | Source, *, types: Mapping[str, str] | None = None, strict: bool = False, **params: float
+    text_or_path: str | os.PathLike[str] | Source,
+    *,
+    types: Mapping[str, str] | None = None,
+    extents: Mapping[str, int] | None = None,
+    strict: bool = False,
+    **params: float,
 ) -> Function | SimpleNamespace:
     """The program in a source as a callable on torch tensors; several programs give a namespace with one attribute a program.
 
     `text_or_path` is a path, or the text itself where it has several lines or does not end in `.coda`. `params` give values to the
-    program's `param`s, `types` choices to its generic types; `strict` forbids laws that move a rounding point. Kernels are compiled
-    when tensors of their shape are first met, and kept on disk. Raises CodaError with all errors of the source.
+    program's `param`s, `types` choices to its generic types, `extents` sizes to its axes, {"qh": 16}: those that the text fixes are
+    defaults; `strict` forbids laws that move a rounding point. Kernels are compiled when tensors of their shape are first met, and kept
+    on disk. Raises CodaError with all errors of the source.
     """
-    for name, value, kind, example in (("types", types or {}, Mapping, '{"T": "f16"}'), ("strict", strict, bool, "True")):
+    for name, value, kind, example in (
+        ("types", types or {}, Mapping, '{"T": "f16"}'),
+        ("extents", extents or {}, Mapping, '{"qh": 16}'),
+        ("strict", strict, bool, "True"),
+    ):
         if not isinstance(value, kind):
             help = f"write {name}={example}; a param called {name} gets another value by `codac --param {name}=…` alone"
             raise CodaError([Diagnostic("C0210", f"{name}={value!r} is no option of compile", help=help)])
-    text = driver.emit(text_or_path, driver.Options(params=params, types=types or {}, strict=strict))
+    text = driver.emit(text_or_path, driver.Options(params, types or {}, strict, extents or {}))
     return _result(functions_of(import_file(_written(text))))
 
 

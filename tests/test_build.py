@@ -67,6 +67,7 @@ def marked(text: str) -> tuple[str, list[Span]]:
 
 # --- every code, at its place -------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("code, text, message, help", ERRORS, ids=[f"{c}-{i}" for i, (c, *_) in enumerate(ERRORS)])
 def test_error(code: str, text: str, message: str, help: str) -> None:
     """One error, with its code, under the right piece of text, saying what is wrong and what to do."""
@@ -82,6 +83,9 @@ OUTSIDE = [
     ("C0210", {"params": {"epps": 1.0}}, "no param `epps`", "did you mean `eps`?"),
     ("C0210", {"params": {"eps": "small"}}, "not a number", "eps=1e-5"),
     ("C0316", {"params": {"eps": 1e39}}, "does not fit f32", "that f32 holds"),
+    ("C0210", {"extents": {"q": 4}}, "no axis `q` to fix", "there are `d` and `m`"),
+    ("C0210", {"extents": {"d": 0}}, "set to 0; it is from 1", "d=64"),
+    ("C0210", {"extents": {"d": True}}, "not a whole number", "d=64"),
     ("C0210", {"types": {"S": "bf16"}}, "no type `S`", "there are `T`"),
     ("C0210", {"types": {"T": "f64"}}, "cannot be f64", "`bf16` or `f16`"),
 ]
@@ -280,6 +284,20 @@ def test_params_are_set_from_outside() -> None:
     assert [a for e in p.eqns for a in e.args if isinstance(a, Lit)] == [Lit(3.0, F32), Lit(0.5, F32)]
 
 
+def test_extents_are_set_from_outside() -> None:
+    text = (
+        "program p(x: f32[m, head=8, lane=2, pair]) -> (q: f32[m, qh, lane, pair], k: f32[m, kh, lane, pair])\n"
+        "q0, k = split[head -> qh=6, kh=2](x)\nq = rope[lane](q0, index[m], size[pair])"
+    )
+    (p,) = programs(text, extents={"head": 4, "qh": 3, "kh": 1, "pair": 32})
+    assert {a.name: a.extent for a in p.axes} == {"m": None, "head": 4, "lane": 2, "pair": 32, "qh": 3, "kh": 1}
+    assert [p.outputs for p in programs(text, extents={})] == [p.outputs for p in programs(text)]
+    (found,) = errors(text, extents={"head": 4})
+    assert found.code == "C0312", "what follows from an extent is checked as if the text said it"
+    found, *_ = errors(text, extents={"lane": 3})
+    assert found.code == "C0310" and "wants `lane=2`" in found.message, "a def's own extent is its rule"
+
+
 def test_generic_types() -> None:
     p, q = "program p(x: T[m]) -> (y: T[m])\ny = x + S(x)\n", "program q(x: f32[m]) -> (y: f32[m])\ny = x"
     text = "type T = bf16 | f16\ntype S = f32 | bf16\n" + p + q
@@ -329,7 +347,6 @@ def test_equations_point_at_the_users_text() -> None:
     lines = {e.op: e.span.line for e in program(text).eqns}
     assert (lines["rsqrt"], lines["add"]) == (3, 1)
     assert {e.span.file for e in program(text).eqns} == {"t.coda"}
-
 
 
 WORD = re.compile(r"[A-Za-z_]\w*|\d+(?:\.\d+)?(?:e-?\d+)?")

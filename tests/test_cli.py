@@ -92,7 +92,7 @@ def test_param_and_type(tmp_path: Path) -> None:
 
 
 def test_unknown_param_and_type_are_refused() -> None:
-    for option in ("--param=epss=1e-6", "--type=T=f16"):
+    for option in ("--param=epss=1e-6", "--type=T=f16", "--extent=lan=2"):
         done = codac("check", option, SWIGLU)
         assert done.returncode == 1 and "error[C0" in done.stderr, done.stderr
 

@@ -50,6 +50,18 @@ def test_params_and_types():
         coda_lang.compile(LINEAR, epsilon=1.0)
 
 
+def test_extents():
+    text = "program heads(x: bf16[m, d], w: bf16[head=4, e=8, d]) -> (y: bf16[m, head, e])\ny = x @ w\n"
+    x, w = torch.randn(3, 8).bfloat16(), torch.randn(6, 16, 8).bfloat16()
+    y = coda_lang.compile(text, extents={"head": 6, "e": 16})(x, w)
+    assert y.shape == (3, 6, 16)
+    with pytest.raises(coda_lang.CodaError, match="C07"):
+        coda_lang.compile(text)(x, w)
+    for wrong in ({"heads": 6}, {"e": 16.0}, [("e", 16)]):
+        with pytest.raises(coda_lang.CodaError, match="C0210"):
+            coda_lang.compile(text, extents=wrong)
+
+
 def test_the_emitted_module_is_kept_and_mended(cache):
     coda_lang.compile(LINEAR)
     (module,) = (cache / "modules").glob("*.py")

@@ -4,9 +4,10 @@ In: a module's syntax tree, values of params and choices of generic types. Out: 
 Raises CodaError with all errors of this stage (C02xx names, C03xx types and axes).
 Non-goals: fusibility, derivatives, kernels (the passes).
 
-The stage in files: `build_scope` what names mean, `build_defs` defs checked before they are called, `build_axes` axes and extents,
-`build_values` values, literals and equations, `build_apply`, `build_lanes` and `build_calls` the rules of operators, `build_exprs`
-expressions, `build_conditions` shape conditions, `build_program` one program, `build_names` and `build_report` errors.
+The stage in files: `build_extents` extents chosen from outside, `build_scope` what names mean, `build_defs` defs checked before they are
+called, `build_axes` axes and extents, `build_values` values, literals and equations, `build_apply`, `build_lanes` and `build_calls` the
+rules of operators, `build_exprs` expressions, `build_conditions` shape conditions, `build_program` one program, `build_names` and
+`build_report` errors.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..source import Source, Span
 from ..syntax import ast
 from .build_apply import MAX_EQNS, TooLarge
 from .build_defs import library_of
+from .build_extents import axes_of, problem, with_extents
 from .build_names import taken, unknown_type
 from .build_program import Context, build_program
 from .build_report import Report, listed
@@ -33,17 +35,23 @@ Aliases = dict[str, tuple[DType, ...]]
 
 
 def build(
-    module: ast.Module, sources: Sequence[Source], *, params: Mapping[str, float] = {}, types: Mapping[str, str] = {}
+    module: ast.Module,
+    sources: Sequence[Source],
+    *,
+    params: Mapping[str, float] = {},
+    types: Mapping[str, str] = {},
+    extents: Mapping[str, int] = {},
 ) -> tuple[Program, ...]:
     """The programs of a module, in the order of the text, verified to be well-typed.
 
     params overrides the values of `param`s by name. types chooses for generic types: {"T": "bf16"}; a program that uses a generic type
-    without a choice is built once a choice, as `linear_bf16`, `linear_f16`. Raises CodaError.
+    without a choice is built once a choice, as `linear_bf16`, `linear_f16`. extents gives axes other extents than the text does, or fixes
+    free ones. Raises CodaError.
     """
     report = Report((*sources, prelude()[0]), PRELUDE)
     programs: list[Program] = []
     try:
-        programs = _Module(module, report, params, types).build()
+        programs = _Module(module, report, params, types, extents).build()
     except (RecursionError, TooLarge) as error:
         what = f"a program's defs expand to more than {MAX_EQNS} operations or calls"
         if isinstance(error, RecursionError):
@@ -54,8 +62,10 @@ def build(
 
 
 class _Module:
-    def __init__(self, module: ast.Module, report: Report, params: Mapping[str, float], types: Mapping[str, str]) -> None:
-        self.module, self.report, self.given, self.chosen = module, report, params, types
+    def __init__(
+        self, module: ast.Module, report: Report, params: Mapping[str, float], types: Mapping[str, str], extents: Mapping[str, int]
+    ) -> None:
+        self.module, self.report, self.given, self.chosen, self.extents = module, report, params, types, extents
         self.aliases: Aliases = {}
         self.spans: dict[str, Span] = {}
         self.params: dict[str, ast.Param] = {}
@@ -94,6 +104,7 @@ class _Module:
 
     def program(self, item: ast.Program, library: Library, below: Mapping[str, Span]) -> Iterator[Program]:
         """The program once for each choice of the generic types that it uses."""
+        item = with_extents(item, self.extents)
         used = types_in((item.inputs, item.outputs, item.body), library)
         generic = {n: self.choices(n) for n in self.aliases if n in used}
         rest = {n: choices[0] for n, choices in self.aliases.items()}
@@ -117,10 +128,12 @@ class _Module:
         return tuple(d for d in self.aliases[name] if chosen in (None, d.name)) or self.aliases[name][:1]
 
     def outside(self) -> None:
-        """Checks the params and types given from outside the file."""
+        """Checks the params, types and extents given from outside the file."""
         programs = [i for i in self.module.items if isinstance(i, ast.Program)]
         params = {p.name for p in (*self.module.items, *(s for i in programs for s in i.body)) if isinstance(p, ast.Param)}
         self.given = {n: v for n, v in self.given.items() if self.known(f"param `{n}`", n, params, "set") and self.number(n, v)}
+        axes = axes_of(programs) if self.extents else ()
+        self.extents = {n: v for n, v in self.extents.items() if self.known(f"axis `{n}`", n, axes, "fix") and self.extent(n, v)}
         aliases = {i.name: i for i in self.module.items if isinstance(i, ast.TypeAlias)}
         for name, choice in self.chosen.items():
             if self.known(f"type `{name}`", name, aliases, "choose") and choice not in aliases[name].choices:
@@ -134,6 +147,13 @@ class _Module:
             near = did_you_mean(name, names)
             self.report.error("C0210", f"there is no {what} to {verb}", None, notes=[others] if near else [], help=near or others)
         return name in names
+
+    def extent(self, name: str, value: object) -> bool:
+        """Can this be the extent of an axis?"""
+        wrong = problem(name, value)
+        if wrong:
+            self.report.error("C0210", wrong, None, help=f"give a whole number, as in {name}=64")
+        return not wrong
 
     def number(self, name: str, value: object) -> bool:
         """Can this be the value of a param?"""

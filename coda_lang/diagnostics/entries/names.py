@@ -155,8 +155,8 @@ y = cube(x @ w)
     Entry(
         "C0210",
         "an option that the file does not have",
-        """A param or a type was chosen from outside (`--param eps=1e-6`, `--type T=bf16`, or keyword arguments of `compile`), but
-        the file declares none of that name, or the value is not one it can have.""",
+        """A param, a type or an axis's extent was chosen from outside (`--param eps=1e-6`, `--type T=bf16`, `--extent head=16`, or
+        keyword arguments of `compile`), but the file has none of that name, or the value is not one it can have.""",
         """
 import coda_lang
 
@@ -167,7 +167,7 @@ import coda_lang
 
 coda_lang.compile("specs/head_rmsnorm.coda", eps=1e-5)
 """,
-        "Choose among the params and types that the file declares.",
+        "Choose among the params and types that the file declares, and the axes that its programs name.",
         kind="python",
     ),
     Entry(
