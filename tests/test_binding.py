@@ -99,13 +99,15 @@ def forms(draw):
     fixed = {a: extents[a] for a in axes if draw(st.booleans())}
     shape: list[int] = []
     group: list[str] = []
+    alone = True  # the first axis has a dim of its own
     for a in axes:  # merge while at most one axis of the group is free
         if group and (sum(x not in fixed for x in [*group, a]) > 1 or draw(st.booleans())):
             shape.append(math.prod(extents[x] for x in group))
             group = []
         group.append(a)
+        alone = alone and (shape or group == axes[:1])
     shape.append(math.prod(extents[x] for x in group))
-    if axes[0] not in fixed and shape[0] == extents[axes[0]] and draw(st.booleans()):
+    if alone and axes[0] not in fixed and draw(st.booleans()):
         shape = [1, *shape] if draw(st.booleans()) else [*shape[:1], 1, *shape[1:]]
     return hw.program("p", [f"x f32 {' '.join(axes)}"], [f"y f32 {' '.join(axes)}"], [], **fixed), extents, tuple(shape)
 

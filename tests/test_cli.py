@@ -60,12 +60,14 @@ def test_prints_the_module_and_reads_standard_input() -> None:
     assert "def swiglu" in done.stdout
 
 
+@pytest.mark.slow
 def test_emitting_twice_gives_the_same_text(tmp_path: Path) -> None:
     """Across processes, whose hash seeds differ."""
     texts = {codac(SWIGLU, "-o", "-", PYTHONHASHSEED=seed).stdout for seed in ("1", "2", "3")}
     assert len(texts) == 1 and texts != {""}
 
 
+@pytest.mark.slow
 def test_line_ends_and_byte_order_mark_do_not_matter(tmp_path: Path) -> None:
     text = SWIGLU.read_text()
     plain = tmp_path / "a.coda"
@@ -91,6 +93,7 @@ def test_param_and_type(tmp_path: Path) -> None:
     assert "p_bf16" not in one and "+ 0.25 " in one and "0.125" not in one
 
 
+@pytest.mark.slow
 def test_unknown_param_and_type_are_refused() -> None:
     for option in ("--param=epss=1e-6", "--type=T=f16", "--extent=lan=2"):
         done = codac("check", option, SWIGLU)
@@ -217,6 +220,7 @@ def test_permissions(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
 
 
+@pytest.mark.slow
 def test_unwritable_outputs(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for target in (tmp_path, tmp_path / "no" / "k.py", tmp_path / "file" / "k.py"):
@@ -235,6 +239,7 @@ def test_the_output_never_overwrites_the_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ['q"""x', "back\\N{x}", "new\nline", os.fsdecode(b"\xff"), "ünï", "tab\t", "# no", "$(x) y"])
+@pytest.mark.slow
 def test_odd_file_names(tmp_path: Path, name: str) -> None:
     source = tmp_path / f"{name}.coda"
     source.write_text(SWIGLU.read_text())

@@ -129,11 +129,13 @@ def p_reference(f, x, w, b):
 '''
 
 
+@pytest.mark.slow
 def test_text_is_the_same_every_time():
     for name, text in SOURCES.items():
         assert driver.emit(Source(name, text)) == driver.emit(Source(name, text))
 
 
+@pytest.mark.slow
 def test_emitted_text_is_what_ruff_would_write(tmp_path):
     ruff = Path(sys.executable).parent / "ruff"
     if not ruff.exists():
@@ -158,6 +160,7 @@ def test_awkward_names(names, tmp_path):
 # --- standalone --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_standalone_module_runs_without_this_package(tmp_path):
     text = driver.emit(Source("swiglu.coda", SOURCES["swiglu.coda"]), standalone=True)
     assert inline(driver.emit(Source("swiglu.coda", SOURCES["swiglu.coda"]))) == text

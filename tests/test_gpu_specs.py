@@ -29,6 +29,7 @@ def gemm_of(program):
     return next(k for k in program.kernels if isinstance(k, spec.Gemm))
 
 
+@pytest.mark.slow
 def test_every_source_is_run(programs, root):
     assert len(programs) >= len(list((root / "specs").glob("*.coda"))) + 7
 

@@ -124,6 +124,7 @@ def test_versions_that_fit(build):
     load.check(dataclasses.replace(build, versions={"nvidia-cutlass-dsl": "none", "apache-tvm-ffi": later}))
 
 
+@pytest.mark.slow
 def test_loading_and_calling_import_no_cutlass(build):
     script = (
         f"import sys, torch, coda_lang\nfn = coda_lang.load({str(build.directory)!r}).two\n"

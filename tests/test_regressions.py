@@ -146,6 +146,7 @@ def test_a_word_that_is_no_command_is_not_taken_for_a_file(word: str, capsys: py
     assert f"there is no command and no file {word}" in said and "-o" not in said
 
 
+@pytest.mark.slow
 def test_a_standalone_module_needs_no_cache_folder(tmp_path: Path) -> None:
     source = tmp_path / "p.coda"
     source.write_text("program p(x: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\ny = x @ w\n")
@@ -179,6 +180,7 @@ def test_values_used_often_take_no_longer(result: str) -> None:
     assert time.process_time() - started < 20
 
 
+@pytest.mark.slow
 def test_a_program_of_a_thousand_lines() -> None:
     """Deeper than Python's stack."""
     chain = "".join(f"b{i + 1} = b{i} * 1.5 + 1.0\n" for i in range(1000))

@@ -360,6 +360,7 @@ BIG = 1_000_000
     ],
     ids=lambda v: repr(v[:20]) + f"×{len(v)}" if isinstance(v, str) else None,
 )
+@pytest.mark.slow
 def test_monstrous_sources_end_in_bounded_time(text: str, codes: set[str]) -> None:
     began = time.process_time()
     assert set(survives(text)) == codes

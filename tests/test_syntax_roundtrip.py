@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -203,6 +204,7 @@ def test_every_operator_inside_every_other() -> None:
         assert parsed(writer.expr(e)) == e, writer.expr(e)
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(exprs, st.integers(0, 99))
 def test_expressions(e: ast.Expr, seed: int) -> None:
@@ -210,6 +212,7 @@ def test_expressions(e: ast.Expr, seed: int) -> None:
     assert parsed(text) == e, text
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(modules, st.integers(0, 99))
 def test_modules(m: ast.Module, seed: int) -> None:

@@ -177,6 +177,7 @@ def test_claim_4_a_kernel_ends_where_a_whole_reduction_is_used(program: Program)
     assert_boundaries(program)
 
 
+@pytest.mark.slow
 @some
 @given(strategies.programs())
 def test_claim_4_of_random_programs(g: strategies.Generated) -> None:

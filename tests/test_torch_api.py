@@ -77,6 +77,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_with_a_remedy(monkeypatch, t
         coda_lang.compile(LINEAR)
 
 
+@pytest.mark.slow
 def test_names_are_offered_lazily():
     script = (
         "import sys, coda_lang\n"

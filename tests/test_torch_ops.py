@@ -17,6 +17,7 @@ from tests.autograd_cases import SIZES, cotangents, function, gradients, leaves,
 from tests.handwritten.training import AFFINE, SWIGLU_TRAINED, TRAINED  # noqa: E402
 
 
+@pytest.mark.slow
 @planned
 @pytest.mark.parametrize("name", TRAINED)
 def test_opcheck(path, name):
@@ -28,6 +29,7 @@ def test_opcheck(path, name):
         assert set(result.values()) == {"SUCCESS"} and len(result) == 4
 
 
+@pytest.mark.slow
 @planned
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", TRAINED)
@@ -50,6 +52,7 @@ def test_torch_compile_without_a_break(path, name, backend):
         assert torch.equal(compiled(*frozen)[0], 2 * several(fn(*frozen))[0])
 
 
+@pytest.mark.slow
 @planned
 def test_torch_compile_by_name_with_chosen_outputs_numbers_and_autocast(path):
     torch._dynamo.reset()
@@ -132,6 +135,7 @@ class Layer(torch.nn.Module):
         return self.fn(x, self.w)
 
 
+@pytest.mark.slow
 @planned
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_with_a_free_extent(path, strict):

@@ -106,6 +106,7 @@ def test_the_backward_is_the_derivative_under_every_save_plan(name: str) -> None
             assert_good(program)
 
 
+@pytest.mark.slow
 @some(15)
 @given(programs())
 def test_random_programs_have_their_derivatives_under_every_save_plan(g: Generated) -> None:
