@@ -76,7 +76,7 @@ def joint(forward: Program, save: Iterable[str] | None = None, recompute: Iterab
     derivative = differentiate(forward)
     both = _both(forward, derivative)
     wanted = frozenset(forward.save if save is None else save)
-    again = frozenset(forward.recompute if recompute is None else recompute)
+    again = all_of(both, frozenset(forward.recompute if recompute is None else recompute), wanted)
     best = attempt(forward, derivative, both, wanted, again)
     while True:
         products = [t.name for t in best.residuals if t.name not in wanted and _is_product(both, t.name)]
@@ -85,6 +85,21 @@ def joint(forward: Program, save: Iterable[str] | None = None, recompute: Iterab
         if better.seconds() >= best.seconds():
             return best
         best, again = better, frozenset(better.again)
+
+
+def all_of(program: Program, names: frozenset[str], kept: frozenset[str]) -> frozenset[str]:
+    """`names`, and what those are made of element by element, as wide as themselves and not stored anyway: up to their products. Stored in
+    their place, that would cost what they were not to."""
+    stored, defs, found = {o.value.name for o in program.outputs} | kept, definitions(program), set(names)
+    pending = [n for n in names if n in defs]
+    while pending:
+        e = defs[pending.pop()]
+        for a in e.args if ops.TABLE[e.op].kind in ELEMENTWISE else ():
+            wide = isinstance(a, Var) and a.name in defs and set(e.out.ty.axes) <= set(a.ty.axes)
+            if wide and a.name not in stored | found:  # type: ignore[union-attr]
+                found.add(a.name)  # type: ignore[union-attr]
+                pending.append(a.name)  # type: ignore[union-attr]
+    return frozenset(found)
 
 
 def _both(forward: Program, derivative: Derivative) -> Program:
