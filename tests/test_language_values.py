@@ -133,36 +133,61 @@ def rope(x, pos, freq, sign):
 SMOOTH = "smoothed_cross_entropy[v](x, i, 0.25, ignore_index=2)"
 PRELUDE = {
     "rmsnorm": ("rmsnorm[v](x, g, 1e-5)", lambda x, g, **_: F.rms_norm(x, g.shape, g, eps=1e-5)),
+    "rmsnorm_offset": ("rmsnorm_offset[v](x, g, 1e-5)", lambda x, g, **_: F.rms_norm(x, g.shape, 1 + g, eps=1e-5)),
     "layernorm": ("layernorm[v](x, g, b, 1e-5)", lambda x, g, b, **_: F.layer_norm(x, g.shape, g, b, eps=1e-5)),
     "l2norm": ("l2norm[v](x, 1e-5)", lambda x, **_: x / (x.square().sum(1, keepdim=True) + 1e-5).sqrt()),
     "log_softmax": ("log_softmax[v](x)", lambda x, **_: F.log_softmax(x, 1)),
     "softmax": ("softmax[v](x)", lambda x, **_: F.softmax(x, 1)),
+    "softmax_statistics": ("top, lse = softmax_statistics[v](x)\ny = top - lse", lambda x, **_: F.log_softmax(x, 1).amax(1)),
     "cross_entropy": ("cross_entropy[v](x, i)", lambda x, i, **_: F.cross_entropy(x, i, reduction="none")),
     "smoothed_cross_entropy": (
         SMOOTH,
         lambda x, i, **_: F.cross_entropy(x, i, reduction="none", label_smoothing=0.25, ignore_index=2),
     ),
+    "soft_cross_entropy": ("soft_cross_entropy[v](x, x * x)", lambda x, **_: -(x * x * F.log_softmax(x, 1)).sum(1)),
+    "unless_ignored": ("unless_ignored(mean[v](x), i, 2)", lambda x, i, **_: torch.where(i == 2, 0.0, x.mean(1))),
+    "mean_over": ("mean_over[m](sum[v](x), i < 3)", lambda x, i, **_: x.sum(1)[i < 3].mean()),
+    "weighted_mean": ("weighted_mean[m](sum[v](x), f32(i))", lambda x, i, **_: (x.sum(1) * i).sum() / i.sum()),
     "z_loss": ("z_loss[v](x, 0.5)", lambda x, **_: 0.5 * x.logsumexp(1).square()),
     "swiglu": ("swiglu(x, g)", lambda x, g, **_: F.silu(x) * g),
+    "swiglu_clamped": (
+        "swiglu_clamped(x, g, limit=0.5, alpha=1.5)",
+        lambda x, g, **_: x.clamp(max=0.5) * torch.sigmoid(1.5 * x.clamp(max=0.5)) * (g.clamp(-0.5, 0.5) + 1),
+    ),
     "geglu": ("geglu(x, g)", lambda x, g, **_: F.gelu(x) * g),
     "geglu_tanh": ("geglu_tanh(x, g)", lambda x, g, **_: F.gelu(x, approximate="tanh") * g),
     "reglu": ("reglu(x, g)", lambda x, g, **_: F.relu(x) * g),
+    "relu2glu": ("relu2glu(x, g)", lambda x, g, **_: F.relu(x).square() * g),
+    "glu": ("glu(x, g)", lambda x, g, **_: F.sigmoid(x) * g),
     "rotate": ("rotate[lane](q, cos(i * f), sin(i * f))", lambda q, i, f, **_: rope(q, i, f, 1)),
     "rope": ("rope[lane](q, i, f)", lambda q, i, f, **_: rope(q, i, f, 1)),
     "rope_clockwise": ("rope_clockwise[lane](q, i, f)", lambda q, i, f, **_: rope(q, i, f, -1)),
+    "rope_exact": ("rope_exact[lane](q, i, f, 0.001 * f)", lambda q, i, f, **_: rope(q, i, 2.002 * math.pi * f, 1)),
+    "angle": ("cos(angle(i, f))", lambda i, f, **_: (i[:, None] * f).cos()),
+    "angle_of_turns": ("sin(angle_of_turns(i, f, 0.0))", lambda i, f, **_: (i[:, None] * (2 * math.pi * f)).sin()),
+    "fraction_of_turn": ("fraction_of_turn(x, 0.25)", lambda x, **_: 2 * math.pi * (x - x.round() + 0.25)),
+    "lora": ("lora(bf16(x), u, o, 2.0)", lambda x, u, o, **_: 2 * x @ u.T @ o.T),
     "softcap": ("softcap(x, 30)", lambda x, **_: 30 * (x / 30).tanh()),
     "mse": ("mse[v](x, g)", lambda x, g, **_: (x - g).square().mean(1)),
+}
+
+
+RESULTS = {  # axes, where they are neither those of x nor of q
+    "m": ("softmax_statistics", "cross_entropy", "smoothed_cross_entropy", "soft_cross_entropy", "unless_ignored", "z_loss", "mse"),
+    "": ("mean_over", "weighted_mean"),
+    "m, p": ("angle", "angle_of_turns", "lora"),
 }
 
 
 @pytest.mark.parametrize("name", PRELUDE)
 def test_rule_6_prelude(name: str) -> None:
     call, eager = PRELUDE[name]
-    axes = "m, v" if eager.__code__.co_varnames and "q" not in eager.__code__.co_varnames else "m, lane, p"
-    if name in ("cross_entropy", "smoothed_cross_entropy", "z_loss", "mse"):
-        axes = "m"
-    signature = f"(x: f32[m, v], g: f32[v], b: f32[v], i: i64[m], q: f32[m, lane=2, p], f: f32[p]) -> (y: f32[{axes}])"
-    means(f"program p{signature}\ny = {call}", eager, {"m": 4, "v": 5, "p": 3}, {"i": (0, 5)}, tolerance=1e-8)
+    reads = eager.__code__.co_varnames
+    axes = "m, lane, p" if "q" in reads else next((a for a, names in RESULTS.items() if name in names), "m, v")
+    signature = "(x: f32[m, v], g: f32[v], b: f32[v], i: i64[m], q: f32[m, lane=2, p], f: f32[p], u: bf16[r, v], o: bf16[p, r])"
+    body = call if "\n" in call else f"y = {call}"
+    sizes = {"m": 4, "v": 5, "p": 3, "r": 2}
+    means(f"program p{signature} -> (y: f32[{axes}])\n{body}", eager, sizes, {"i": (0, 5)}, tolerance=1e-8)
 
 
 def test_rule_6_the_whole_prelude_is_tested_and_printed() -> None:

@@ -91,6 +91,16 @@ def lm_loss(x, w, b, target):
     return F.cross_entropy(z, target, reduction="none", label_smoothing=0.1) + 1e-4 * z.logsumexp(dim=1).square()
 
 
+def lm_mean_loss(x, w, target):
+    return F.cross_entropy(F.linear(x, w), target)
+
+
+def lm_weighted_loss(x, w, b, target, weight):
+    z = 30 * torch.tanh(F.linear(x, w, b) / 30)
+    each = F.cross_entropy(z, target, reduction="none", label_smoothing=0.125) + 2.0**-13 * z.logsumexp(dim=1).square()
+    return (weight * each).sum() / weight.sum(), each
+
+
 def attention_in(x, w, gq, gk, pos, freq):
     z = F.linear(x, w.reshape(-1, w.shape[-1])).reshape(len(x), 48, 128)
     q, k, v = z.split([32, 8, 8], dim=1)
@@ -128,6 +138,8 @@ CASES = {
     "lm_head": Case(lm_head, {"m": 6, "d": 5, "v": 7}, {"target": (0, 7)}),
     "lm_head_logits": Case(lm_head_logits, {"m": 6, "d": 5, "v": 7}, {"target": (0, 7)}),
     "lm_loss": Case(lm_loss, {"m": 6, "d": 5, "v": 7}, {"target": (0, 7)}, tolerance=1e-7),  # 0.1 and 1e-4 are f32 there
+    "lm_mean_loss": Case(lm_mean_loss, {"m": 6, "d": 5, "v": 7}, {"target": (0, 7)}),
+    "lm_weighted_loss": Case(lm_weighted_loss, {"m": 6, "d": 5, "v": 7}, {"target": (0, 7)}),
     "attention_in": Case(attention_in, {"m": 3, "d": 5}, {"pos": (0, 9)}),
     "linear_amax": Case(linear_amax, MKN),
     "lora_linear": Case(lambda x, w, t, b: F.linear(x, w) + F.linear(t, b), MKN | {"r": 3}),
