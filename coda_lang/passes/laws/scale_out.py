@@ -2,6 +2,7 @@
 
 RMSNorm before a product becomes a product of x ⊙ γ, and one factor a row that is known when the product is: no pass over x between two
 products. The operand that is rounded is then A, not A ⊙ r: a rounding point moves; and it is off for f16, whose range A may leave.
+A product that is summed with another one keeps its scale, which would part the two: they share one accumulator.
 """
 
 from __future__ import annotations
@@ -25,13 +26,26 @@ def rewrite(program: Program) -> tuple[Program, tuple[Use, ...]]:
     shown = {o.value.name for o in program.outputs}
     shown |= {a.name for e in program.eqns if e.op != ops.CONTRACT.name for a in e.args if isinstance(a, Var)}
     uses: list[Use] = []
+    summed = _summed(program)
     for e in program.eqns:
-        use = _scale_out(b, e, defs, shown) if e.op == ops.CONTRACT.name else None
+        use = _scale_out(b, e, defs, shown) if e.op == ops.CONTRACT.name and e.out.name not in summed else None
         if use is None:
             b.eqns.append(e)
         else:
             uses.append(use)
     return replace(program, eqns=tuple(b.eqns)), tuple(uses)
+
+
+def _summed(program: Program) -> set[str]:
+    """The products that are added to another product."""
+    sums = {e.out.name for e in program.eqns if e.op == ops.CONTRACT.name}
+    found: set[str] = set()
+    for e in program.eqns:
+        names = {a.name for a in e.args if isinstance(a, Var)}
+        if e.op == ops.ADD.name and len(names) == 2 and names <= sums:
+            found |= names
+            sums.add(e.out.name)
+    return found
 
 
 def _scale_out(b: EqnBuilder, e: Eqn, defs: dict[str, Eqn], shown: set[str]) -> Use | None:
@@ -76,7 +90,8 @@ def _rounded(b: EqnBuilder, value: Value, operand: Var, e: Eqn) -> Value:
 LAW = Law(
     name="scale moves out",
     statement="(A ⊙ r) @ B = r ⊙ (A @ B)",
-    condition="r has no contracted axis; something is left of the operand; the operand is used by products only and is not f16",
+    condition="r has no contracted axis; something is left of the operand; the operand is used by products only and is not f16; "
+    "the product is not summed with another",
     rewrite=rewrite,
     rounding="A is rounded as the operand, not A ⊙ r",
 )
