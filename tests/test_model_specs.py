@@ -247,7 +247,7 @@ def passes_over_memory(plan: Any) -> int:
 
 @pytest.mark.parametrize("file", ["llama/layer.coda", "qwen/qwen2.coda", "qwen/qwen3.coda"])
 def test_between_two_attentions_no_pass_over_memory_is_left(file: str) -> None:
-    """Norms, residuals, gates, biases, rotations: all in the products' kernels. In the backward the rotation is first, so it has no product."""
+    """Norms, residuals, gates, biases, rotations: all in the kernels of products. The backward begins with the rotation, without one."""
     (plan,) = driver.plan(Source(file, TEXTS[file]))
     assert passes_over_memory(plan) == 0
     assert plan.derived is not None and passes_over_memory(plan.derived.backward) <= 2

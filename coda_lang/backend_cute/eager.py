@@ -57,8 +57,8 @@ def _size(t: torch.Tensor, dims: Iterable[int]) -> int:
 def bound(unavoidable: float, program: spec.Program, extents: Mapping[str, int], device: str) -> float:
     """The relative error an output may have where eager PyTorch has `unavoidable`: twice that, and what a GPU's chains of sums add.
 
-    A program of several kernels may round elsewhere than eager PyTorch (a law moved it). The errors of the two are then two draws, and where
-    few roundings make them one may be lucky: there the bound is doubled.
+    A program of several kernels may round elsewhere than eager PyTorch (a law moved it). The errors of the two are then two draws, and
+    where few roundings make them one may be lucky: there the bound is doubled.
     """
     few = min((extents[axis] for axis, size in program.extents if size is None), default=FEW) < FEW
     luck = 2.0 if few and sum(isinstance(k, spec.Gemm) for k in program.kernels) > 1 else 1.0
