@@ -91,8 +91,8 @@ def object_for(
     return objects_for([job(kernel, config, functions, fixed, arch)])[0]
 
 
-def objects_for(jobs: Iterable[Job], workers: int | None = None) -> list[Path]:
-    """The shared objects of several kernels in order, those not in the cache compiled side by side."""
+def objects_for(jobs: Iterable[Job], workers: int | None = None, done: Callable[[int], None] = lambda n: None) -> list[Path]:
+    """The shared objects of several kernels in order, those not in the cache compiled side by side; `done` hears how many are there."""
     jobs = list(jobs)
     found = {j: cache.find(j.key) for j in jobs}
     missing = [j for j, path in found.items() if path is None]
@@ -100,7 +100,9 @@ def objects_for(jobs: Iterable[Job], workers: int | None = None) -> list[Path]:
         count = min(len(missing), workers or os.cpu_count() or 1)
         with Pool(count) as pool, ThreadPoolExecutor(count) as threads:
             made = threads.map(lambda j: cache.entry(j.key, lambda path: pool.run(j, path)), missing)
-            found.update(zip(missing, made))
+            for n, (j, made_path) in enumerate(zip(missing, made), len(found) - len(missing) + 1):
+                found[j] = made_path
+                done(n)
     return [path for j in jobs if (path := found[j]) is not None]
 
 

@@ -10,6 +10,7 @@ Vocabulary: a *warpgroup* owns `warpgroup_rows` consecutive rows of the tile, 64
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import gcd
@@ -210,6 +211,13 @@ def default(
         raise ValueError(f"no tile configuration fits {gemm.name}: {gemm.segments} segments of {gemm.granule} columns at least")
     model = whole if whole is not None and configs[0].step else gemm
     return min(configs, key=lambda c: (_cost(model, c, m, n, k, sms), configs.index(c)))
+
+
+def ranked(gemm: Gemm, m: int, n: int, k: int, sms: int = 132, within: float = math.inf) -> tuple[Config, ...]:
+    """What is offered, cheapest first by the model, as far as it costs at most `within` times the cheapest."""
+    costs = {c: _cost(gemm, c, m, n, k, sms) for c in offered(gemm)}
+    least = min(costs.values(), default=0.0)
+    return tuple(sorted((c for c in costs if costs[c] <= within * least), key=lambda c: costs[c]))
 
 
 def portfolio(gemm: Gemm, whole: Gemm | None = None) -> tuple[Config, ...]:

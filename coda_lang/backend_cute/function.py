@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from . import arguments, autograd, configs, derivative, errors, host, spec, torch_fns, torch_ops, twin
+from . import arguments, autograd, configs, derivative, errors, host, spec, torch_fns, torch_ops, tune, tuned, twin
 from .binding import Binding, bind, check_conditions
 from .prune import prune
 from .selfcheck import main
@@ -55,8 +55,13 @@ class Compiled:
         self.loaded: dict[tuple[spec.Kernel, spec.Config | None], Callable[..., None]] = {}
 
     def config(self, gemm: spec.Gemm, m: int, n: int, k: int, device: Any) -> spec.Config:
-        """The default configuration for the shape."""
-        return configs.default(gemm, m, n, k, host.multiprocessors(device), whole=self.wholes.get(gemm.products))
+        """The configuration for the shape: the tuned one, else the default."""
+        whole, name = self.wholes.get(gemm.products), host.device_name(device)
+        if name and (best := tuned.find(whole or gemm, m, n, k, name)) is not None:
+            for config in configs.candidates(gemm, whole):
+                if replace(config, step=0) == best:
+                    return config
+        return configs.default(gemm, m, n, k, host.multiprocessors(device), whole=whole)
 
     def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]]) -> list[Callable[..., None]]:
         """Find the kernels, those not compiled before compiled side by side, and load them."""
@@ -118,6 +123,7 @@ class Function:
         self.__doc__ = f"{signature(program)}\n\nFrom {program.source or 'a text'}."
         self.last_backward: str | None = None
         self.operator: Any = None
+        self.tuned: list[Mapping[str, int]] = []  # the extents at which this process has tuned it
         self._plans = host.Plans()
         self._whole: spec.Program | None = None  # of a function that computes chosen outputs: the program with all
         self._derivative: derivative.Derivative | None = None
@@ -303,7 +309,10 @@ class Function:
 
     def _decide(self, key: tuple | None, tensors: Sequence[Any], device: Any) -> host.Plan:
         arguments.check_gpu(self.program, device, self.objects.arch)
-        plan = host.plan(self.program, self.bind(tensors), tensors, device, self.objects)
+        binding = self.bind(tensors)
+        if not self.objects.whole and self._whole is None and tune.wanted():
+            tune.once(self, binding.extents)
+        plan = host.plan(self.program, binding, tensors, device, self.objects)
         if self.program.same:
             plan.copy_results([o.name for o in self.program.outputs].index(output) for output, _ in self.program.same)
         if key is not None:

@@ -10,9 +10,10 @@ Non-goals: what a call may look like (`binding`, `arguments`), what strides a ke
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -44,6 +45,28 @@ def allocate(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtyp
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
+@contextlib.contextmanager
+def filled(value: float) -> Iterator[None]:
+    """Inside, fresh buffers of floats hold `value`: NaN shows what nobody writes."""
+    global allocate
+    plain = allocate
+
+    def poisoned(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        made = plain(shape, strides, dtype, device)
+        return made.fill_(value) if dtype.is_floating_point else made
+
+    allocate = poisoned
+    try:
+        yield
+    finally:
+        allocate = plain
+
+
+def device_name(device: torch.device) -> str:
+    """What a GPU is called; "" for anything else."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
 def multiprocessors(device: torch.device) -> int:
     """How many multiprocessors a device has; those of an H200 where it is none."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
@@ -60,6 +83,8 @@ class Plan:
     results: tuple[int, ...] = ()
     configs: dict[str, spec.Config] = field(default_factory=dict)
     launches: list[str] = field(default_factory=list)
+    places: dict[str, int] = field(default_factory=dict)  # of each launched kernel among the steps
+    sizes: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # rows, columns a segment and depth of each Gemm
     copies: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -75,8 +100,12 @@ class Plan:
                 return self._run(arguments)
         return self._run(arguments)
 
+    def start(self, arguments: Sequence[Any]) -> Slots:
+        """The slots before the first step."""
+        return [*arguments, *(None,) * self.slots]
+
     def _run(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
-        slots: Slots = [*arguments, *(None,) * self.slots]
+        slots = self.start(arguments)
         for step in self.steps:
             step(slots)
         return [slots[i] for i in self.results]
@@ -317,7 +346,8 @@ class _Planner:
         m, n = product(kernel.rows, self.extents), product(kernel.cols, self.extents)
         depths = [math.prod(mode_shape(records[p.a.tensor], self.extents)[i] for i in p.a.cols) for p in kernel.products]
         empty = m == 0 or n == 0
-        config = self.objects.config(kernel, max(m, 1), max(n, 1), max(sum(depths), 1), self.plan.device)
+        size = self.plan.sizes[kernel.name] = max(m, 1), max(n, 1), max(sum(depths), 1)
+        config = self.objects.config(kernel, *size, self.plan.device)
         slots: dict[str, int] = {}
         for sink in kernel.sinks:
             if isinstance(sink, spec.Store):
@@ -415,6 +445,7 @@ class _Planner:
         self.launches.append((len(self.plan.steps), kernel, config, slots))
         self.plan.steps.append(lambda slots: None)
         self.plan.launches.append(kernel.name)
+        self.plan.places[kernel.name] = len(self.plan.steps) - 1
 
     def _launch_all(self) -> None:
         calls = self.objects.executables([(kernel, config) for _, kernel, config, _ in self.launches])

@@ -1,0 +1,169 @@
+"""Measures which tile configuration is fastest for every kernel of a function at one shape, and keeps what it finds for later calls.
+
+In: a `Function`, the extents of its axes, a Hopper GPU. Out: a `Trial` for every kernel and configuration; the best ones are written where
+`tuned` finds them. Candidates are pruned by the cost model, compiled side by side, run once into buffers of NaN and compared with what the
+default configuration computes, then timed one kernel at a time, interleaved. A variant of a kernel (the forward that saves nothing)
+takes the configuration of the whole one, so that both give the same bits.
+Non-goals: other schedules than the planned one; shapes that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from . import compile, configs, derivative, errors, host, selfcheck, spec, timing, tuned
+from .binding import Binding, bind
+
+MOST = 10  # candidates of a kernel
+WORSE = 1.6  # times the model's best cost, beyond which a candidate is not tried
+BETTER = 0.99  # of the default's time, which a candidate must beat to take its place: medians differ by less from run to run
+SAME = {"bf16": 2.0**-7, "f16": 2.0**-10}  # relative Frobenius distance between configurations; others, f32: sums in another order
+SAME_F32 = 1e-4
+
+Progress = Callable[[str, int, int], None]  # what is being done, how many are done, of how many
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration of one kernel: its median milliseconds, or what is wrong with it."""
+
+    program: str
+    kernel: str
+    config: str
+    milliseconds: float | None
+    default: bool
+    chosen: bool
+    problem: str = ""
+
+
+class Chosen:
+    """Executables of a function in default configurations, but for some kernels given by name."""
+
+    whole = False
+
+    def __init__(self, objects: Any, given: Mapping[str, spec.Config]) -> None:
+        self.objects, self.given = objects, given
+
+    def config(self, gemm: spec.Gemm, m: int, n: int, k: int, device: Any) -> spec.Config:
+        """The one given, else the default, tuned or not."""
+        return self.given.get(gemm.name) or configs.default(gemm, m, n, k, host.multiprocessors(device))
+
+    def executables(self, wanted: Sequence[Any]) -> Sequence[Callable[..., None]]:
+        """Compiled or found."""
+        return self.objects.executables(wanted)
+
+
+def wanted() -> bool:
+    """Does the user want calls to be tuned when a new shape is met (CODA_TUNE=1)?"""
+    return os.environ.get("CODA_TUNE") == "1"
+
+
+def tune(
+    fn: Any, extents: Mapping[str, int], *, most: int = MOST, seed: int = 0, again: bool = True, progress: Progress | None = None
+) -> list[Trial]:
+    """Try up to `most` configurations of each kernel of `fn`, forward and backward, at these extents; keep the best.
+
+    Without `again`, kernels that were tuned at such a size before are left out.
+    Raises CallError where the function comes from a build, whose kernels are what they are, or no Hopper GPU is there.
+    """
+    if fn.objects.whole:
+        raise errors.refuse(errors.BUILD, f"{fn.program.name} comes from a build", help="tune its source: codac tune FILE --shape …")
+    if not torch.cuda.is_available():
+        raise errors.refuse(errors.ARCHITECTURE, "tuning needs a Hopper GPU, and torch finds none", help="run it where the kernels run")
+    device = torch.device("cuda", torch.cuda.current_device())
+    tell = progress or (lambda what, done, of: None)
+    values: dict[str, Any] = {}
+    cases = [_Case(fn, program, _binding(fn, program, extents), device, values, seed) for program in _programs(fn)]
+    jobs = [job for case in cases for job in case.jobs(most, again)]
+    compile.objects_for(jobs, done=lambda n: tell("compiling", n, len(jobs)))
+    kernels = [(case, kernel) for case in cases for kernel in case.candidates]
+    trials: list[Trial] = []
+    for i, (case, kernel) in enumerate(kernels):
+        tell("measuring", i, len(kernels))
+        trials += case.measure(kernel)
+    tell("measuring", len(kernels), len(kernels))
+    return trials
+
+
+def once(fn: Any, extents: Mapping[str, int]) -> None:
+    """Tune at these extents what has no entry yet; nothing more where this process has met them before."""
+    if extents not in fn.tuned:
+        fn.tuned.append(dict(extents))
+        tune(fn, extents, again=False)
+
+
+def _programs(fn: Any) -> tuple[spec.Program, ...]:
+    """The forward that saves where there is one (the plain one's kernels are its variants), and the backward."""
+    return tuple(p for p in (fn.saving or fn.program, fn.backward) if p is not None)
+
+
+def _binding(fn: Any, program: spec.Program, extents: Mapping[str, int]) -> Binding:
+    if program is fn.backward:
+        return Binding(dict(derivative.extents(program, extents)))
+    return bind(program, [tuple(extents[x] for x in a.axes) for a in program.inputs])
+
+
+class _Case:
+    """One program at one shape. `values` holds tensors by name: what the forward left is what the backward reads."""
+
+    def __init__(self, fn: Any, program: spec.Program, binding: Binding, device: Any, values: dict[str, Any], seed: int) -> None:
+        self.fn, self.program, self.binding, self.device = fn, program, binding, device
+        made = selfcheck.inputs(program, dict(binding.extents), seed, str(device))
+        self.arguments = [values.setdefault(a.name, t) for a, t in zip(program.inputs, made, strict=True)]
+        self.plan = self._planned({})
+        self.truth = self.plan.run(self.arguments)
+        values.update({o.name: t for o, t in zip(program.outputs, self.truth, strict=True)})
+        self.gemms = {k.name: k for k in program.kernels if isinstance(k, spec.Gemm) and k.name in self.plan.places}
+        self.candidates: dict[str, list[spec.Config]] = {}
+
+    def _planned(self, given: Mapping[str, spec.Config]) -> host.Plan:
+        return host.plan(self.program, self.binding, self.arguments, self.device, Chosen(self.fn.objects, given))
+
+    def jobs(self, most: int, again: bool) -> list[compile.Job]:
+        """What has to be compiled."""
+        fixed, jobs = {a: n for a, n in self.program.extents if n is not None}, []
+        for name, gemm in self.gemms.items():
+            if not again and tuned.find(gemm, *self.plan.sizes[name], host.device_name(self.device)) is not None:
+                continue
+            default = self.plan.configs[name]
+            best = configs.ranked(gemm, *self.plan.sizes[name], host.multiprocessors(self.device), within=WORSE)
+            self.candidates[name] = list(dict.fromkeys([default, *best]))[:most]
+            jobs += [compile.job(gemm, c, self.fn.functions, fixed) for c in self.candidates[name]]
+        return jobs
+
+    def measure(self, kernel: str) -> list[Trial]:
+        """Check and time the candidates of one kernel, and keep the best."""
+        default, problems, calls = self.plan.configs[kernel], {}, {}
+        for config in self.candidates[kernel]:
+            with host.filled(float("nan")):
+                plan = self._planned({kernel: config})
+                slots = plan.start(self.arguments)
+                for step in plan.steps:
+                    step(slots)
+            problems[config] = self._problem([slots[i] for i in plan.results])
+            if not problems[config]:
+                calls[config.key] = functools.partial(plan.steps[plan.places[kernel]], slots)
+        times = timing.medians(timing.interleaved(calls)) if calls else {}
+        fastest = min(times, key=lambda key: times[key], default=default.key)
+        best = fastest if times and (default.key not in times or times[fastest] < BETTER * times[default.key]) else default.key
+        chosen = next(c for c in self.candidates[kernel] if c.key == best)
+        if times:
+            facts = {"ms": times[best], "default": default.key, "default ms": times.get(default.key)}
+            name = host.device_name(self.device)
+            tuned.keep(self.gemms[kernel], *self.plan.sizes[kernel], name, replace(chosen, step=0), facts)
+        name = self.program.name
+        return [Trial(name, kernel, c.key, times.get(c.key), c == default, c == chosen, problems[c]) for c in self.candidates[kernel]]
+
+    def _problem(self, found: Sequence[Any]) -> str:
+        """What is wrong with results, "" if nothing is."""
+        for output, value, truth in zip(self.program.outputs, found, self.truth, strict=True):
+            off = selfcheck.error(value, truth)
+            if off > SAME.get(output.dtype, SAME_F32):
+                return f"{output.name} is off by {off:.2e}"
+        return ""
