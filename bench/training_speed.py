@@ -15,15 +15,13 @@ import torch
 import torch.nn.functional as F
 
 from bench.training_cases import several
+from coda_lang.backend_cute import timing
 
 LLAMA_8B = {"m": 8192, "d": 4096, "f": 14336, "v": 128256}
 PROGRAMS = (
     "swiglu_backward", "swiglu_backward_interleaved", "swiglu", "residual_sumsq", "lm_head", "mlp_block", "mlp_block_lanes",
     "linear_bf16", "linear_kn",
 )  # fmt: skip
-FLUSH = 1 << 28  # bytes, several times the L2 cache
-AHEAD = 2_000_000  # cycles that the GPU waits before a call, in which the host gets ahead
-BUDGET = 2500.0  # milliseconds of GPU time for a group
 Call = Callable[[], Any]
 
 
@@ -194,29 +192,6 @@ def no_grad(call: Call) -> Call:
 # --- measuring -----------------------------------------------------------------------------------------------------------------
 
 
-def interleaved(methods: Mapping[str, Call], budget: float = BUDGET) -> dict[str, list[float]]:
-    """Milliseconds of every call of every method; each round runs them all, beginning with another one."""
-    flush = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
-    names = list(methods)
-
-    def once(name: str) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        flush.zero_()
-        torch.cuda._sleep(AHEAD)
-        start.record()
-        methods[name]()
-        end.record()
-        return start, end
-
-    for _ in range(2):
-        first = [once(name) for name in names]
-    torch.cuda.synchronize()
-    rounds = max(10, min(60, int(budget / sum(s.elapsed_time(e) for s, e in first))))
-    taken = [(name, once(name)) for r in range(rounds) for name in [*names[r % len(names) :], *names[: r % len(names)]]]
-    torch.cuda.synchronize()
-    return {name: [s.elapsed_time(e) for n, (s, e) in taken if n == name] for name in names}
-
-
 def apart(one: Any, other: Any) -> float:
     """The largest relative Frobenius distance between results, of those of one shape; only a check that both compute the same thing."""
     pairs = [(a, b) for a, b in zip(several(one), several(other)) if a.numel() == b.numel()]
@@ -236,7 +211,7 @@ def measure(groups: Groups, name: str) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
         call()
         peaks[method] = round((torch.cuda.max_memory_allocated() - held) / 2**20)
-    times = interleaved(methods)
+    times = timing.interleaved(methods)
     medians = {method: statistics.median(t) for method, t in times.items()}
     spread = {m: round((sorted(t)[len(t) * 9 // 10] - sorted(t)[len(t) // 10]) / medians[m], 3) for m, t in times.items()}
     ratios = {f"compile / {m}": round(medians["compile"] / t, 3) for m, t in medians.items() if m.startswith("coda") and m != "coda_gemm"}

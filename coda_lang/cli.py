@@ -206,6 +206,39 @@ def test(file: str, options: driver.Options, shape: str | None, seed: int) -> in
         raise click.UsageError(e.code if isinstance(e.code, str) else "--shape is of the form m=128,d=64") from None
 
 
+def _shape(text: str | None) -> dict[str, int]:
+    """The extents in m=8192,d=4096."""
+    try:
+        return {name.strip(): int(size) for name, size in (part.split("=") for part in (text or "").split(",") if part)}
+    except ValueError:
+        raise click.UsageError("--shape is of the form m=8192,d=4096") from None
+
+
+@cli.command()
+@_options
+@click.option("--shape", metavar="m=…,d=…", help="Extents of the free axes; those left out are the nominal ones.")
+@click.option("--most", type=click.IntRange(1), metavar="N", help="Configurations to try for each kernel.")
+def tune(file: str, options: driver.Options, shape: str | None, most: int | None) -> None:
+    """Find the fastest tiles for FILE at a shape, on a Hopper GPU, and keep them for later calls."""
+    from . import tables
+
+    with tables.bar() as progress:
+        trials = driver.tune(driver.read_file(file), options, _shape(shape), most=most, progress=progress)
+    _print(tables.trials(trials))
+
+
+@cli.command()
+@_options
+@click.option("--shape", metavar="m=…,d=…", help="Extents of the free axes; those left out are the nominal ones.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything that was measured as JSON.")
+def bench(file: str, options: driver.Options, shape: str | None, as_json: bool) -> None:
+    """Measure FILE at a shape, on a Hopper GPU: the calls, and each kernel against its roofline."""
+    from . import tables
+
+    found = driver.bench(driver.read_file(file), options, _shape(shape))
+    _print(tables.json_of(found) if as_json else tables.reports(found))
+
+
 def _near(name: str, known: Iterable[str], otherwise: str) -> str:
     """A remedy for a name that does not exist."""
     from .diagnostics.suggest import did_you_mean

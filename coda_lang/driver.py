@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .diagnostics.model import CodaError, Diagnostic, InternalError
 from .source import Source
@@ -255,6 +255,56 @@ def self_check(text_or_path: str | os.PathLike[str] | Source, options: Options =
 
     with _imported(text) as (_, found):
         return main(found, list(arguments))
+
+
+def tune(
+    text_or_path: str | os.PathLike[str] | Source,
+    options: Options,
+    extents: Mapping[str, int],
+    *,
+    most: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> list[Any]:
+    """Find the fastest configuration of every kernel at a shape, on the GPU at hand: `backend_cute.tune.Trial`s; later calls use the best.
+
+    Raises CodaError where the shape does not fit a program or there is no Hopper GPU.
+    """
+    from .backend_cute import tune as tuning
+
+    with _measurable(text_or_path, options, extents) as found:
+        return [trial for fn, sizes in found for trial in tuning.tune(fn, sizes, most=most or tuning.MOST, progress=progress)]
+
+
+def bench(text_or_path: str | os.PathLike[str] | Source, options: Options, extents: Mapping[str, int]) -> list[Any]:
+    """Measure every program at a shape, on the GPU at hand: `benchmark.Report`s. Raises CodaError as `tune` does."""
+    with _measurable(text_or_path, options, extents) as found:
+        from . import benchmark
+
+        return [report for fn, sizes in found for report in benchmark.reports(fn, sizes)]
+
+
+@contextlib.contextmanager
+def _measurable(
+    text_or_path: str | os.PathLike[str] | Source, options: Options, extents: Mapping[str, int]
+) -> Iterator[list[tuple[Function, dict[str, int]]]]:
+    """The functions of a source with the extents of all axes: those given, else nominal. Raises CodaError where one is unknown."""
+    source = read(text_or_path)
+    text = emit(source, options)
+    _need("measuring kernels", "cute", torch="torch", cutlass="nvidia-cutlass-dsl", tvm_ffi="apache-tvm-ffi")
+    with _imported(text) as (_, functions):
+        axes = {name for fn in functions for name, size in fn.program.extents if size is None}
+        for name in set(extents) - axes:
+            known = ", ".join(sorted(axes))
+            raise CodaError([Diagnostic("C0803", f"there is no free axis {name}", notes=(f"the free axes are {known}",))])
+        found = []
+        for fn in functions:
+            sizes = {a: n if n is not None else extents.get(a, dict(fn.program.nominal).get(a)) for a, n in fn.program.extents}
+            missing = [a for a, n in sizes.items() if n is None]
+            if missing:
+                help = f"give --shape {','.join(a + '=…' for a in missing)}"
+                raise CodaError([Diagnostic("C0803", f"{fn.program.name}: nothing says how large {missing[0]} is", help=help)])
+            found.append((fn, {a: n for a, n in sizes.items() if n is not None}))
+        yield found
 
 
 def gradient_check(

@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("ir",),
     ("passes",),
     ("backend_cute",),
-    ("driver", "torch_api", "listing", "gradcheck"),
+    ("driver", "torch_api", "listing", "gradcheck", "benchmark", "tables"),
     ("cli", "__main__"),
     ("",),  # coda_lang/__init__.py, which offers the layers below lazily
 )
@@ -38,14 +38,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 NOT_RUNTIME = ("backend_cute.lower", "backend_cute.emit", "backend_cute.text", "backend_cute.standalone")
 INLINED_TOO = ("diagnostics.model", "source")
 
-TORCH = ("torch_fns", "eager", "arguments", "host", "twin", "selfcheck", "autograd", "torch_ops", "timing", "tune")
+TORCH = ("torch_fns", "eager", "arguments", "host", "twin", "selfcheck", "autograd", "torch_ops", "plans", "timing", "tune")
 
 # Which modules may import which third-party package. An entry that ends with a dot is a folder.
 EDGES: dict[str, tuple[str, ...]] = {
     "lark": ("syntax.",),
-    "click": ("cli",),
+    "click": ("cli", "tables"),
     "filelock": ("backend_cute.cache",),
-    "torch": tuple(f"backend_cute.{m}" for m in TORCH) + ("torch_api", "gradcheck"),
+    "torch": tuple(f"backend_cute.{m}" for m in TORCH) + ("torch_api", "gradcheck", "benchmark"),
     "cutlass": tuple(f"backend_cute.{m}" for m in ("device_fns", "device_scalar", "gemm_sm90.", "finish", "compile")),
     "cuda": ("backend_cute.compile", "backend_cute.gemm_sm90."),
     "tvm_ffi": ("backend_cute.compile", "backend_cute.load"),

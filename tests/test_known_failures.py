@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import coda_lang  # noqa: E402
 from bench import rows  # noqa: E402
-from coda_lang.backend_cute import configs, errors, host, spec  # noqa: E402
+from coda_lang.backend_cute import configs, errors, host, plans, spec  # noqa: E402
 from coda_lang.backend_cute.binding import bind  # noqa: E402
 from coda_lang.backend_cute.function import fixed  # noqa: E402
 from coda_lang.diagnostics.model import CodaError  # noqa: E402
@@ -138,10 +138,10 @@ def test_row_24_the_device_of_the_tensors_is_current_while_kernels_are_launched(
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", Guard)
-    host.Plan({}, torch.device("cuda", 1), steps=[lambda slots: entered.append("launch")]).run([])
+    plans.Plan({}, torch.device("cuda", 1), steps=[lambda slots: entered.append("launch")]).run([])
     assert entered == [torch.device("cuda", 1), "launch", "left"]
     entered.clear()
-    host.Plan({}, torch.device("cuda", 0), steps=[lambda slots: entered.append("launch")]).run([])
+    plans.Plan({}, torch.device("cuda", 0), steps=[lambda slots: entered.append("launch")]).run([])
     assert entered == ["launch"]
 
 

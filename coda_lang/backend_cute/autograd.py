@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from . import arguments, errors, host, spec, torch_fns, twin
+from . import arguments, errors, host, plans, spec, torch_fns, twin
 from .binding import Binding
 from .derivative import NO, SUM, YES, Derivative, Saving, Step, extents
 from .prune import prune
@@ -245,9 +245,9 @@ class Runner:
 
     def __init__(self, program: spec.Program, functions: Mapping[str, Any], objects: Any) -> None:
         self.program, self.functions, self.objects = program, functions, objects
-        self.plans = host.Plans()
+        self.plans = plans.Plans()
 
-    def plan(self, key: tuple | None, tensors: Sequence[Any], binding: Binding, device: torch.device) -> host.Plan:
+    def plan(self, key: tuple | None, tensors: Sequence[Any], binding: Binding, device: torch.device) -> plans.Plan:
         """Decide calls of this kind."""
         arguments.check_gpu(self.program, device, self.objects.arch)
         plan = host.plan(self.program, binding, tensors, device, self.objects)

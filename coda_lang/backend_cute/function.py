@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import arguments, autograd, configs, derivative, errors, host, spec, torch_fns, torch_ops, tune, tuned, twin
+from . import arguments, autograd, configs, derivative, errors, host, plans, spec, torch_fns, torch_ops, tune, tuned, twin
 from .binding import Binding, bind, check_conditions
 from .prune import prune
 from .selfcheck import main
@@ -124,7 +124,7 @@ class Function:
         self.last_backward: str | None = None
         self.operator: Any = None
         self.tuned: list[Mapping[str, int]] = []  # the extents at which this process has tuned it
-        self._plans = host.Plans()
+        self._plans = plans.Plans()
         self._whole: spec.Program | None = None  # of a function that computes chosen outputs: the program with all
         self._derivative: derivative.Derivative | None = None
         self._training: autograd.Training | None = None
@@ -307,7 +307,7 @@ class Function:
         self.last_path = "kernels"
         return plan.run(tensors), plan.extents
 
-    def _decide(self, key: tuple | None, tensors: Sequence[Any], device: Any) -> host.Plan:
+    def _decide(self, key: tuple | None, tensors: Sequence[Any], device: Any) -> plans.Plan:
         arguments.check_gpu(self.program, device, self.objects.arch)
         binding = self.bind(tensors)
         if not self.objects.whole and self._whole is None and tune.wanted():

@@ -13,19 +13,16 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from . import configs, layout, spec
 from .binding import Binding
+from .plans import Plan, Slots, Step
 from .torch_fns import DTYPES
 from .twin import IDENTITY, mode_shape, product
-
-Slots = list[Any]
-Step = Callable[[Slots], None]
 
 
 class Objects(Protocol):
@@ -70,58 +67,6 @@ def device_name(device: torch.device) -> str:
 def multiprocessors(device: torch.device) -> int:
     """How many multiprocessors a device has; those of an H200 where it is none."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-
-
-@dataclass
-class Plan:
-    """A call decided: `steps` over slots (first the arguments), `results` the slots of the outputs, notes for people."""
-
-    extents: Mapping[str, int]
-    device: torch.device
-    steps: list[Step] = field(default_factory=list)
-    slots: int = 0
-    results: tuple[int, ...] = ()
-    configs: dict[str, spec.Config] = field(default_factory=dict)
-    launches: list[str] = field(default_factory=list)
-    places: dict[str, int] = field(default_factory=dict)  # of each launched kernel among the steps
-    sizes: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # rows, columns a segment and depth of each Gemm
-    copies: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def copy_results(self, places: Iterable[int]) -> None:
-        """Return copies of these outputs: they are inputs as they are, and a caller may change what he gets."""
-        for place in [self.results[i] for i in places]:
-            self.steps.append(lambda slots, place=place: slots.__setitem__(place, slots[place].clone()))  # type: ignore[misc]
-
-    def run(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
-        """Make the call; the outputs in order."""
-        if self.device.type == "cuda" and torch.cuda.current_device() != self.device.index:
-            with torch.cuda.device(self.device):
-                return self._run(arguments)
-        return self._run(arguments)
-
-    def start(self, arguments: Sequence[Any]) -> Slots:
-        """The slots before the first step."""
-        return [*arguments, *(None,) * self.slots]
-
-    def _run(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
-        slots = self.start(arguments)
-        for step in self.steps:
-            step(slots)
-        return [slots[i] for i in self.results]
-
-
-class Plans(dict[tuple, Plan]):
-    """Plans by kind of call, as `arguments.key` tells kinds apart; past `limit` the older half goes."""
-
-    limit = 512
-
-    def keep(self, key: tuple, plan: Plan) -> None:
-        """Add one."""
-        if len(self) >= self.limit:
-            for old in list(self)[: self.limit // 2]:
-                self.pop(old, None)
-        self[key] = plan
 
 
 def plan(program: spec.Program, binding: Binding, arguments: Sequence[Any], device: torch.device, objects: Objects) -> Plan:

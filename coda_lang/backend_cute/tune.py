@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import compile, configs, derivative, errors, host, selfcheck, spec, timing, tuned
+from . import compile, configs, derivative, errors, host, plans, selfcheck, spec, timing, tuned
 from .binding import Binding, bind
 
 MOST = 10  # candidates of a kernel
@@ -74,9 +74,7 @@ def tune(
     """
     if fn.objects.whole:
         raise errors.refuse(errors.BUILD, f"{fn.program.name} comes from a build", help="tune its source: codac tune FILE --shape …")
-    if not torch.cuda.is_available():
-        raise errors.refuse(errors.ARCHITECTURE, "tuning needs a Hopper GPU, and torch finds none", help="run it where the kernels run")
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = gpu()
     tell = progress or (lambda what, done, of: None)
     values: dict[str, Any] = {}
     cases = [_Case(fn, program, _binding(fn, program, extents), device, values, seed) for program in _programs(fn)]
@@ -89,6 +87,13 @@ def tune(
         trials += case.measure(kernel)
     tell("measuring", len(kernels), len(kernels))
     return trials
+
+
+def gpu() -> torch.device:
+    """The current GPU. Raises CallError where there is none."""
+    if not torch.cuda.is_available():
+        raise errors.refuse(errors.ARCHITECTURE, "tuning needs a Hopper GPU, and torch finds none", help="run it where the kernels run")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def once(fn: Any, extents: Mapping[str, int]) -> None:
@@ -122,7 +127,7 @@ class _Case:
         self.gemms = {k.name: k for k in program.kernels if isinstance(k, spec.Gemm) and k.name in self.plan.places}
         self.candidates: dict[str, list[spec.Config]] = {}
 
-    def _planned(self, given: Mapping[str, spec.Config]) -> host.Plan:
+    def _planned(self, given: Mapping[str, spec.Config]) -> plans.Plan:
         return host.plan(self.program, self.binding, self.arguments, self.device, Chosen(self.fn.objects, given))
 
     def jobs(self, most: int, again: bool) -> list[compile.Job]:

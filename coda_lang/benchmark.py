@@ -1,0 +1,202 @@
+"""What `codac bench` measures: every kernel of a program against the time its bytes and its multiplications take at least.
+
+In: a `Function`, extents, a Hopper GPU. Out: `Report`s as plain data: the call as a whole (GPU time, in a graph, host time, first call,
+peak memory), the products alone by torch.mm, the program as written run eagerly, and a `Roof` a kernel. Times are medians of interleaved
+rounds (`backend_cute.timing`). Non-goals: rivals' own fused kernels (bench/ of the repository), tuning.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+
+from .backend_cute import configs, eager, host, plans, selfcheck, spec, timing
+from .backend_cute.binding import Binding, bind
+from .backend_cute.compile import versions
+from .backend_cute.derivative import extents as backward_extents
+from .backend_cute.errors import ARCHITECTURE, refuse
+from .backend_cute.twin import mode_shape, product
+
+BYTES_PER_SECOND = 4.8e12  # of an H200's memory, by its data sheet; copies reach 4.26e12
+FLOPS_PER_SECOND = 989e12  # of its tensor cores in 16 bits, dense, at full clock
+
+
+@dataclass(frozen=True)
+class Roof:
+    """One kernel: what it has to move and multiply, the time that takes at least, the time it took."""
+
+    kernel: str
+    config: str
+    bytes: int
+    flops: int
+    floor_ms: float
+    ms: float
+
+    @property
+    def bound(self) -> str:
+        """What limits it: "memory" or "tensor cores"."""
+        return "tensor cores" if self.flops / FLOPS_PER_SECOND >= self.bytes / BYTES_PER_SECOND else "memory"
+
+
+@dataclass(frozen=True)
+class Report:
+    """One program at one shape; times in milliseconds by method, "products" being its plain products by torch.mm."""
+
+    program: str
+    extents: Mapping[str, int]
+    device: str
+    versions: Mapping[str, str]
+    ms: Mapping[str, float]
+    host_us: float
+    first_call_s: float
+    peak_mib: Mapping[str, float]
+    kernels: tuple[Roof, ...] = field(default=())
+
+
+def reports(fn: Any, extents: Mapping[str, int], seed: int = 0) -> list[Report]:
+    """The forward, and where there is a derivative the forward with the backward. Raises CallError without a GPU."""
+    if not torch.cuda.is_available():
+        help = "`codac plan FILE` tells bytes and FLOPs without one"
+        raise refuse(ARCHITECTURE, "measuring needs a Hopper GPU, and torch finds none", help=help)
+    inputs = selfcheck.inputs(fn.program, dict(extents), seed, "cuda")
+    found = [_report(fn, fn.program.name, inputs, extents, [(fn.program, inputs)], lambda: fn(*inputs), lambda: _written(fn, inputs))]
+    if fn.backward is not None:
+        found.append(_training(fn, inputs, extents))
+    return found
+
+
+def _written(fn: Any, inputs: list[Any]) -> Any:
+    return fn.reference(*inputs, library=eager.Eager())
+
+
+def _training(fn: Any, inputs: list[Any], extents: Mapping[str, int]) -> Report:
+    given = {g for g, _ in fn.gradients}
+    leaves = [t.detach().requires_grad_(a.name in given) for a, t in zip(fn.program.inputs, inputs, strict=True)]
+    wanted = [t for t in leaves if t.requires_grad]
+    known: dict[str, Any] = {a.name: t for a, t in zip(fn.program.inputs, inputs, strict=True)}
+    saving = fn.saving or fn.program
+    outputs = _plan(fn, saving, inputs, extents).run(inputs)
+    known |= {o.name: t for o, t in zip(saving.outputs, outputs, strict=True)}
+    cotangents = {o: torch.randn_like(known[o]) for o, _ in fn.cotangents}
+    known |= {c: cotangents[o] for o, c in fn.cotangents}
+
+    def training(call: Callable[..., Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            result = call()
+            results = dict(zip([o.name for o in fn.program.outputs], result if isinstance(result, tuple) else (result,)))
+            return torch.autograd.grad([results[o] for o in cotangents], wanted, [cotangents[o] for o in cotangents], allow_unused=True)
+
+        return run
+
+    parts = [(saving, inputs), (fn.backward, [known[a.name] for a in fn.backward.inputs])]
+    name = f"{fn.program.name} with gradients"
+    return _report(fn, name, inputs, extents, parts, training(lambda: fn(*leaves)), training(lambda: _written(fn, leaves)))
+
+
+def _report(
+    fn: Any, name: str, inputs: list[Any], extents: Mapping[str, int], parts: list, ours: Callable[[], Any], written: Callable[[], Any]
+) -> Report:
+    began = time.perf_counter()
+    ours()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - began
+    plans = [(program, _plan(fn, program, values, extents), values) for program, values in parts]
+    calls: dict[str, Callable[[], Any]] = {"coda_lang": ours, "products": _products(parts, fn, extents)}
+    if len(parts) == 1:
+        calls |= {"coda_lang in a graph": timing.graph(ours)}
+    peak = {method: _peak(call) for method, call in calls.items()}
+    try:
+        peak["as written, eager"] = _peak(written)
+        calls["as written, eager"] = written
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+    ms = timing.medians(timing.interleaved(calls))
+    roofs = tuple(roof for program, plan, values in plans for roof in _roofs(program, plan, values))
+    about = {"torch": torch.__version__, **versions()}
+    return Report(name, dict(extents), torch.cuda.get_device_name(), about, ms, timing.host(ours), first, peak, roofs)
+
+
+def _peak(call: Callable[[], Any]) -> float:
+    """MiB that a call needs beyond what is there."""
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return round((torch.cuda.max_memory_allocated() - held) / 2**20, 1)
+
+
+def _plan(fn: Any, program: spec.Program, values: list[Any], extents: Mapping[str, int]) -> plans.Plan:
+    if program is fn.backward:
+        binding = Binding(dict(backward_extents(program, extents)))
+    else:
+        binding = bind(program, [tuple(t.shape) for t in values])
+    return host.plan(program, binding, values, values[0].device, fn.objects)
+
+
+def _roofs(program: spec.Program, plan: plans.Plan, values: list[Any]) -> list[Roof]:
+    slots = plan.start(values)
+    for step in plan.steps:
+        step(slots)
+    kernels = {k.name: k for k in program.kernels}
+    calls = {name: (lambda step=plan.steps[place]: step(slots)) for name, place in plan.places.items()}
+    ms = timing.medians(timing.interleaved(calls))
+    found = []
+    for name in plan.places:
+        kernel, config = kernels[name], plan.configs.get(name)
+        moved, flops = moves(kernel, plan.extents, config), multiplies(kernel, plan.extents)
+        floor = max(moved / BYTES_PER_SECOND, flops / FLOPS_PER_SECOND) * 1e3
+        found.append(Roof(name, config.key if config else "", moved, flops, floor, ms[name]))
+    return found
+
+
+def moves(kernel: spec.Kernel, extents: Mapping[str, int], config: spec.Config | None) -> int:
+    """Bytes of every tensor of a kernel, each once; partial results by their shape under `config`."""
+    sizes = {t.name: prod(mode_shape(t, extents)) * configs.BYTES[t.dtype] for t in kernel.tensors if t.role != "work"}
+    if isinstance(kernel, spec.Gemm) and config is not None:
+        m, n = product(kernel.rows, extents), product(kernel.cols, extents)
+        for sink in kernel.sinks:
+            if isinstance(sink, (spec.RowReduce, spec.ColReduce)):
+                sizes[sink.work] = prod(configs.partial_shape(kernel, config, sink, m, n)) * 4
+    return sum(sizes.values())
+
+
+def multiplies(kernel: spec.Kernel, extents: Mapping[str, int]) -> int:
+    """Floating-point operations of a kernel's products."""
+    if not isinstance(kernel, spec.Gemm):
+        return 0
+    return sum(2 * m * n * k * len(kernel.products[0].b) for m, n, k in _sizes(kernel, extents))
+
+
+def _sizes(kernel: spec.Gemm, extents: Mapping[str, int]) -> list[tuple[int, int, int]]:
+    """Rows, columns of one operand and depth of each product."""
+    records = {t.name: mode_shape(t, extents) for t in kernel.tensors}
+
+    def extent(matrix: spec.Matrix, modes: tuple[int, ...]) -> int:
+        return prod(records[matrix.tensor][i] for i in modes)
+
+    return [(extent(p.a, p.a.rows), extent(p.b[0], p.b[0].rows), extent(p.a, p.a.cols)) for p in kernel.products]
+
+
+def _products(parts: list, fn: Any, extents: Mapping[str, int]) -> Callable[[], Any]:
+    """The plain products of all kernels by torch.mm, operands that share a tile as one matrix; random operands of the sizes."""
+    made: list[tuple[Any, Any]] = []
+    for program, _ in parts:
+        known = backward_extents(program, extents) if program is fn.backward else extents
+        for gemm in (k for k in program.kernels if isinstance(k, spec.Gemm)):
+            dtype = torch.float16 if any(t.dtype == "f16" for t in gemm.tensors) else torch.bfloat16
+            for m, n, k in _sizes(gemm, {**dict(program.extents), **known}):
+                shapes = (m, k), (n * len(gemm.products[0].b), k)
+                made.append(tuple(torch.randn(s, device="cuda", dtype=dtype) for s in shapes))
+
+    def call() -> None:
+        with torch.no_grad():
+            for a, b in made:
+                torch.mm(a, b.mT)
+
+    return call
