@@ -70,7 +70,7 @@ MAPS: dict[str, tuple[str, str]] = {
     "f32_of_bool": ("f.f32(f.ge(x, 0.5))", "f32"),
 }
 
-KINDS = "sum max min amax lse only".split()
+KINDS = "sum max min amax lse moments only".split()
 OUTPUTS = "f32 bf16 f16".split()
 PARTS = (0, 1, 3, 16, 64, 65, 1000, 8192)
 LENGTHS = (1, 3, 8, 31, 64, 1000, 8200)
@@ -278,8 +278,11 @@ class Run:
         """One kind at one shape against float64."""
         torch = self.torch
         generator = torch.Generator("cuda").manual_seed(parts * 1000003 + length)
-        shape = (2, parts, length) if kind == "lse" else (parts, length)
+        shape = (*spec.planes(kind), parts, length)
         p = torch.randn(shape, device="cuda", generator=generator) * 3
+        if kind == "moments" and parts:  # counts, anchors far from zero, offsets, sums of squares
+            p = torch.stack((p[0].abs().round() * 8, p[1] + 1000.0, p[2], torch.where(p[0].abs() < 0.5, 0.0, p[3].abs() * 50)))
+            p[1:, p[0] == 0] = 0.0
         if kind == "lse" and parts:
             p[1] = p[1].abs() + 1.0
         if kind == "amax":
@@ -317,7 +320,9 @@ class Run:
         where = columns[None, :] & parts[:, None]
         if kind == "amax":
             value = abs(value)
-        if kind == "lse":
+        if kind == "moments":
+            p[3][where & (p[0] > 0)] = abs(value)
+        elif kind == "lse":
             p[0][where] = value
             p[1][where] = 0.0 if trouble == "-inf" else value
             if trouble == "-inf":  # and one column of nothing
@@ -328,7 +333,7 @@ class Run:
     def combined(self, kind: str, p: Any) -> tuple[Any, Any]:
         """The reduction in float64, and the magnitude its rounding error is measured by."""
         torch = self.torch
-        identity = {"sum": 0.0, "max": -math.inf, "min": math.inf, "amax": 0.0, "lse": -math.inf, "only": math.nan}[kind]
+        identity = {"sum": 0.0, "max": -math.inf, "min": math.inf, "amax": 0.0, "lse": -math.inf, "moments": 0.0, "only": math.nan}[kind]
         if p.shape[-2] == 0:
             full = torch.full((p.shape[-1],), identity, dtype=torch.float64, device="cuda")
             return full, full
@@ -338,6 +343,12 @@ class Run:
             weight = torch.where(top == peak, 1.0, torch.exp(top - peak))
             value = torch.where(torch.isinf(peak), peak, peak + torch.log((total * weight).sum(0)))
             return value, top.abs().amax(0) + 1.0
+        if kind == "moments":
+            count, anchor, offset, rest = p
+            mean = anchor + offset
+            middle = (count * mean).sum(0) / count.sum(0).clamp(min=1)
+            value = (rest + count * (mean - middle) ** 2).sum(0)
+            return value, value.abs()
         if kind == "sum":
             return p.sum(0), p.abs().sum(0)
         value = {"max": lambda: p.amax(0), "min": lambda: p.amin(0), "amax": lambda: p.abs().amax(0), "only": lambda: p[0]}[kind]()
@@ -364,7 +375,7 @@ class Run:
         """Microseconds of a launch, the best of several."""
         torch = self.torch
         launch = self.launcher(f"finish_{kind}")
-        p = torch.rand((2, parts, length) if kind == "lse" else (parts, length), device="cuda") + 0.5
+        p = torch.rand((*spec.planes(kind), parts, length), device="cuda") + 0.5
         scale, one = torch.randn(5, device="cuda").bfloat16(), torch.ones(1, device="cuda")
         outs = [self.empty((length,), d) for d in OUTPUTS]
         times = []

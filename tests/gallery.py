@@ -280,6 +280,49 @@ program p(x: bf16[m, d], w: bf16[lane=2, n, d], r: bf16[m, lane, n]) -> (y: bf16
 w0, w1 = w
 r0, r1 = r
 y = x @ w0 + r1
+=====
+layer_norm_block
+program p(a: bf16[m, h], x0: bf16[m, d], wo: bf16[d, h], bo: bf16[d], g: bf16[d], b: bf16[d], w1: bf16[f, d], b1: bf16[f], w2: bf16[d, f])
+    -> (x2: bf16[m, d])
+x1: bf16 = a @ wo + bo + x0
+n = layernorm[d](x1, g, b, 1e-5)
+x2 = gelu_tanh(n @ w1 + b1) @ w2 + x1
+=====
+moments_every_way
+program p(x: bf16[m, k], w: bf16[n, k], c: f32[m]) -> (rows: f32[m], unbiased: f32[m], cols: f32[n], all: f32[], across: f32[])
+z = x @ w
+e = z - mean[n](z)
+rows = mean[n](e ** 2)
+u = sum[n](z) / size[n] - z
+unbiased = sqrt(sum[n](square(u)) / (size[n] - 1))
+v = z - mean[m](z)
+cols = sum[m](v * v)
+t = z - mean[m, n](z)
+all = mean[m, n](t * t)
+across = mean[m](square(c - mean[m](c)))
+=====
+moments_of_lanes
+program p(x: bf16[m, d], w: bf16[lane=2, f, d]) -> (s: f32[m], c: f32[lane, m])
+z = x @ w
+e = z - mean[lane, f](z)
+s = mean[lane, f](e * e)
+l = z - mean[f](z)
+c = sum[f](l * l)
+=====
+moments_of_runs
+program p(x: bf16[m, d], w: bf16[h=520, d]) -> (y: bf16[m, q], k: bf16[m, h])
+k = x @ w
+q, _ = split[h -> q=512, r=8](k)
+e = q - mean[q](q)
+y = e * rsqrt(mean[q](e * e) + 0.1)
+=====
+sums_that_split
+program p(x: bf16[m, k], w: bf16[n, k], v: bf16[n, k], c: f32[n]) -> (y: f32[m, n], t: f32[m])
+z = x @ w
+u = x @ v
+r = 1.0 / (1.0 + square(mean[n](z * z)))
+t = sum[n](r * (z - u / (2.0 + r)) - r * r + c * z)
+y = z * t
 """.split("=====\n")
     )
 }

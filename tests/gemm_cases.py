@@ -177,6 +177,18 @@ EXTRA = {
         "lse_group", [OUT], (s.Phase("same", (s.Group("lse", 16),)), s.Phase("plus_lse")), {"same": same, "plus_lse": plus_lse},
         divisor=16, granule=16,
     ),
+    "moments_group": _simple(
+        "moments_group", [OUT], (s.Phase("same", (s.Group("moments", 16), s.Group("moments", 4))), s.Phase("normalised")),
+        {"same": twice, "normalised": normalised}, divisor=16, granule=16,
+    ),
+    "moments": _simple(
+        "moments", [OUT, ("a f32 m", "work"), ("b f32 m", "work"), ("c f32 n", "work")], (s.Phase("four"),), {"four": four},
+        sinks=(*STORE, s.RowReduce("moments", "a"), s.RowReduce("sum", "b"), s.ColReduce("moments", "c")),
+    ),
+    "moments_of_a_run": _simple(
+        "moments_of_a_run", [OUT, ("a f32 m", "work")], (s.Phase("twice"),), {"twice": twice},
+        sinks=(*STORE, s.RowReduce("moments", "a", s.Window(100, 156))),
+    ),
     "reductions": _simple(
         "reductions", [("a f32 m", "work"), ("b f32 m", "work"), ("c f32 n", "work"), ("e f32 n", "work")],
         (s.Phase("four"),), {"four": four},

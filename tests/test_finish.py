@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 from coda_lang.backend_cute import compile as compiler  # noqa: E402
 from coda_lang.backend_cute import sass, spec  # noqa: E402
 
-KINDS = ("sum", "max", "min", "amax", "lse", "only")
+KINDS = ("sum", "max", "min", "amax", "lse", "moments", "only")
 DTYPES = ("f32", "bf16", "f16", "i32", "i64", "bool")
 ROW = spec.Index("row")
 
@@ -28,8 +28,8 @@ def every_dtype(f, p, i, extent, b, h, g, w, q, flag, one):
     return (f.where(condition, total, f.f32(w)), total, total, w + i, q - w, condition)
 
 
-def every_kind(f, a, b, c, d, e, g):
-    return (a + b + c, d + e * g)
+def every_kind(f, a, b, c, d, e, h, g):
+    return (a + b + c, d + e * g + h)
 
 
 def all_dtypes(kind: str) -> spec.Finish:
@@ -46,7 +46,7 @@ def all_dtypes(kind: str) -> spec.Finish:
 
 
 def all_kinds() -> spec.Finish:
-    """Six partials in one kernel, one scalar out and a vector into a merged mode."""
+    """Seven partials in one kernel, one scalar out and a vector into a merged mode."""
     outs = (spec.Tensor("y", "f32", (), "out"), spec.Tensor("z", "bf16", (("a", "b"), ("c",)), "out"))
     tensors = (*(vector(kind, "f32", "work") for kind in KINDS), *outs)
     return spec.Finish("all_kinds", tensors, tuple(spec.Partial(k, k) for k in KINDS), "every_kind", ("y", "z"), ("a", "b", "c"))
@@ -105,4 +105,4 @@ def test_arguments_are_checked_before_a_launch(objects: dict[str, Path]) -> None
     torch = pytest.importorskip("torch")
     launch = compiler.load(objects["all"])
     with pytest.raises(ValueError, match="Mismatched"):
-        launch(*[torch.zeros(3, 16)] * 4, torch.zeros(2, 3, 16), torch.zeros(1, 16), torch.zeros(1), torch.zeros(2, 8))
+        launch(*[torch.zeros(3, 16)] * 4, torch.zeros(2, 3, 16), torch.zeros(4, 3, 16), torch.zeros(1, 16), torch.zeros(1), torch.zeros(2, 8))

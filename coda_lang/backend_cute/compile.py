@@ -136,7 +136,8 @@ def dims(kernel: spec.Kernel, tensor: spec.Tensor, fixed: Mapping[str, int]) -> 
     if isinstance(kernel, spec.Finish):
         reduced = {p.work: p.kind for p in kernel.partials}
     if tensor.name in reduced:
-        return ((2, None, None), (None, None, 1), 1) if reduced[tensor.name] == "lse" else ((None, None), (None, 1), 1)
+        outer = spec.planes(reduced[tensor.name])
+        return (*outer, None, None), (*(None for _ in outer), None, 1), 1
     if not tensor.modes:
         return (1,), (1,), 1
     shape: list[int | None] = []

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
-from .spec import ColReduce, Config, Gemm, Load, Matrix, Product, Program, RowReduce, Sink, Store, Tile
+from .spec import PLANES, ColReduce, Config, Gemm, Load, Matrix, Product, Program, RowReduce, Sink, Store, Tile, planes
 
 TILE_K = 64
 MMA_ROWS = 64
@@ -94,7 +94,8 @@ def step_columns(gemm: Gemm, config: Config) -> int:
     matrices = [s.matrix for s in tile_stores(gemm)] + [p.matrix for p in gemm.ports if isinstance(p, Tile)]
     split = any(len(m.cols) > 1 for m in matrices)
     heavy = any(not isinstance(s, Store) for s in gemm.sinks) or any(isinstance(p, Tile) for p in gemm.ports)
-    widest = 16 if heavy and accumulators(config) > 128 else 32
+    many = sum(2 if s.kind == "moments" else 1 for s in gemm.sinks if isinstance(s, (RowReduce, ColReduce))) > 3
+    widest = 16 if heavy and accumulators(config) > (127 if many else 128) else 32
     starts = [s.window.start for s in tile_stores(gemm) if s.window]
     return gcd(widest, columns_per_segment(gemm, config), *starts, gemm.granule if split else 0)
 
@@ -134,7 +135,7 @@ def _divided(gemm: Gemm, config: Config, step_n: int) -> Budget | None:
 
 def scratch_bytes(gemm: Gemm, step_n: int) -> int:
     """Where the four warps of a warpgroup meet to reduce columns: two buffers of [warp, column] f32 for each quantity."""
-    quantities = sum(2 if s.kind == "lse" else 1 for s in gemm.sinks if isinstance(s, ColReduce))
+    quantities = sum(PLANES.get(s.kind, 1) for s in gemm.sinks if isinstance(s, ColReduce))
     return WARPGROUPS * 2 * quantities * 4 * step_n * 4
 
 
@@ -250,4 +251,4 @@ def partial_shape(gemm: Gemm, config: Config, sink: Sink, m: int, n: int) -> tup
         parts, length = -(-m // warpgroup_rows(config)), n
     else:
         raise TypeError(f"{type(sink).__name__} has no workspace")
-    return (2, parts, length) if sink.kind == "lse" else (parts, length)
+    return (*planes(sink.kind), parts, length)

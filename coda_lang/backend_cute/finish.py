@@ -1,8 +1,8 @@
 """`Finisher`: one `Finish` record as a kernel, the second stage of every reduction.
 
 In: the record and its scalar function. Out: an object that `cute.compile` accepts: called with the device tensors in the order of
-`Finish.tensors`, one Int32 per name in `Finish.extents`, and the stream. A partial is [parts, length] f32 ([2, parts, length] for
-"lse"), an output anything contiguous of `length` elements, other tensors have one dim per mode (one element where they have none).
+`Finish.tensors`, one Int32 per name in `Finish.extents`, and the stream. A partial is [parts, length] f32 ([planes, parts, length] for
+several planes), an output anything contiguous of `length` elements, other tensors have one dim per mode (one element where they have none).
 
 A block of `THREADS` holds `width` neighbouring positions, read coalesced, times `THREADS / width` slices of the parts. A slice adds
 its parts in order, every slice-count apart; the slices meet in shared memory in a fixed tree. The width follows from the shape alone, so
@@ -22,7 +22,7 @@ from cutlass.memory import SmemAllocator
 
 from . import device_fns
 from .gemm_sm90 import groups, ports, views
-from .spec import Extent, Finish, Iota, Load, Partial
+from .spec import Extent, Finish, Iota, Load, Partial, planes
 
 THREADS = 512
 WIDE, NARROW = 32, 8  # positions in a block: a full line of memory each, a sector each, or (for a few positions) one
@@ -36,23 +36,23 @@ def _parts(work: cute.Tensor) -> Any:
 
 def _absorb(kind: str, state: groups.State, work: cute.Tensor, parts: list, limit: Int32, position: Int32) -> groups.State:
     """The state after a batch of partials, all loaded before the first is used; parts at or past `limit` do not count."""
-    rows = [None] if kind != "lse" else [Int32(0), Int32(1)]
+    rows = [Int32(i) for i in range(*planes(kind))] if planes(kind) else [None]
     batch = []
     for part in parts:
         at = (cutlass.min(part, limit - 1), position)
         values = [views.element(work, at if row is None else (row, *at))[0] for row in rows]
         batch.append([Float32(cutlass.select_(part < limit, v, i)) for v, i in zip(values, groups.identity(kind))])
-    if kind != "lse":
+    if not planes(kind):
         return groups.absorb(kind, state, [value for (value,) in batch])
-    for pair in batch:
-        state = groups.merge(kind, state, tuple(pair))
+    for part in batch:
+        state = groups.merge(kind, state, tuple(part))
     return state
 
 
 def _result(kind: str, state: groups.State) -> Float32:
     """The one value of a state; an infinite maximum is the logsumexp, whatever the sum counts beside it, unless that is NaN."""
     if kind != "lse":
-        return state[0]
+        return groups.result(kind, state)
     top, total = state
     infinite = device_fns.logical_and(device_fns.eq(device_fns.abs(top), groups.INFINITY), device_fns.eq(total, total))
     return device_fns.where(infinite, top, device_fns.add(top, device_fns.log(total)))

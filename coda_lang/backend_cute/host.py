@@ -375,7 +375,7 @@ class _Planner:
 
     def _parts(self, partial: spec.Partial, length: int) -> int:
         """A work tensor as [parts, length]; one part of the identity where a reduction was over nothing."""
-        leading = (2,) if partial.kind == "lse" else ()
+        leading = spec.planes(partial.kind)
         source = self.work[partial.work]
         size = self.meta[source].numel()
         if size:

@@ -28,6 +28,13 @@ from dataclasses import dataclass
 
 Size = int | str  # a fixed extent, or the name of a free axis
 
+PLANES = {"lse": 2, "moments": 4}  # of a partial result, where its kind needs more than one number
+
+
+def planes(kind: str) -> tuple[int, ...]:
+    """The leading dims of a work tensor of this kind: () where one number is a partial result."""
+    return (PLANES[kind],) if kind in PLANES else ()
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -136,9 +143,10 @@ class Store:
 
 @dataclass(frozen=True)
 class RowReduce:
-    """One partial per (row, N-tile) into work[n_tiles, m] (kind "lse": work[2, n_tiles, m], max then sum); consumes one value.
+    """One partial per (row, N-tile) into work[n_tiles, m]; consumes one value. Kinds of several numbers have planes outside that:
+    "lse" [2, n_tiles, m] (max, sum), "moments" [4, n_tiles, m] (count, anchor, offset of the mean from it, Σ (x − mean)²).
 
-    kind: "sum" "max" "min" "amax" "lse". Columns outside the matrix or the window do not take part.
+    kind: "sum" "max" "min" "amax" "lse" "moments". Columns outside the matrix or the window do not take part.
     """
 
     kind: str
@@ -148,7 +156,7 @@ class RowReduce:
 
 @dataclass(frozen=True)
 class ColReduce:
-    """One partial per (M-tile, column) into work[m_tiles, n] (kind "lse": work[2, m_tiles, n]); consumes one value."""
+    """One partial per (M-tile, column) into work[m_tiles, n], with planes as `RowReduce`; consumes one value."""
 
     kind: str
     work: str
@@ -167,7 +175,8 @@ Sink = Store | RowReduce | ColReduce | Point
 
 @dataclass(frozen=True)
 class Group:
-    """A statistic over `size` consecutive columns of a segment, ready for the next phase; kind as in `RowReduce` ("lse": one value)."""
+    """A statistic over `size` consecutive columns of a segment, ready for the next phase; kind as in `RowReduce`, each one value: of
+    "lse" the logsumexp, of "moments" Σ (x − mean)²."""
 
     kind: str
     size: int
@@ -218,7 +227,8 @@ class Gemm:
 
 @dataclass(frozen=True)
 class Partial:
-    """A work tensor [parts, length] f32 (kind "lse": [2, parts, length]) that a finisher reduces over parts, in fixed order.
+    """A work tensor [parts, length] f32, [planes, parts, length] where its kind has several, that a finisher reduces over parts, in fixed
+    order.
 
     kind: a reduction kind, or "only" (parts == 1: read as it is).
     """

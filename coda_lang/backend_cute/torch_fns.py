@@ -359,6 +359,13 @@ class Reference(Functions):
         a = self._float(x)
         return torch.logsumexp(a, dims, keepdim=True) if dims else a
 
+    def deviation(self, x: Value, dims: tuple[int, ...]) -> torch.Tensor:
+        """Sum of squared distances from the mean over `dims`; 0 over nothing."""
+        a = self._float(x)
+        if not dims or not a.numel():
+            return self.sum(a * 0.0, dims)
+        return torch.sum(torch.square(a - torch.mean(a, dims, keepdim=True)), dims, keepdim=True)
+
     def gather(self, x: Value, i: Value, dim: int) -> torch.Tensor:
         """x at position i along `dim` (i has size 1 there); NaN where i is outside the axis."""
         a, at = self._value(x), self._value(i).to(torch.int64)

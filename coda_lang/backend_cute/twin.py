@@ -17,7 +17,7 @@ import torch
 
 from . import configs, spec, torch_fns
 
-IDENTITY = {"sum": 0.0, "max": -math.inf, "min": math.inf, "amax": 0.0, "lse": -math.inf, "only": math.nan}
+IDENTITY = {"sum": 0.0, "max": -math.inf, "min": math.inf, "amax": 0.0, "lse": -math.inf, "moments": 0.0, "only": math.nan}
 
 Tensors = dict[str, torch.Tensor]
 Extents = Mapping[str, int]
@@ -100,7 +100,7 @@ def matrix_view(tensor: torch.Tensor, matrix: spec.Matrix) -> torch.Tensor:
 
 
 def combine(kind: str, partials: torch.Tensor) -> torch.Tensor:
-    """Reduce over parts: [parts, length], for "lse" [2, parts, length], gives [length]."""
+    """Reduce over parts: [parts, length], with planes outside where the kind has them, gives [length]."""
     if kind == "only":
         return partials.squeeze(0)
     if kind == "lse":
@@ -108,7 +108,20 @@ def combine(kind: str, partials: torch.Tensor) -> torch.Tensor:
         peak = top.amax(0)
         scale = torch.where(top == peak, torch.ones_like(top), torch.exp(top - peak))
         return torch.where(torch.isinf(peak), peak, peak + torch.log((total * scale).sum(0)))
+    if kind == "moments":
+        return _moments(partials)
     return reduce(kind, partials, 0)
+
+
+def _moments(partials: torch.Tensor) -> torch.Tensor:
+    """Σ (x − mean)² from the parts' counts, anchors, offsets and own such sums; distances are taken from the first part's anchor."""
+    count, anchor, offset, rest = partials
+    total = count.sum(0)
+    first = anchor.gather(0, (count > 0).int().argmax(0, keepdim=True))
+    mean = (anchor - first) + offset
+    mean = torch.where(count > 0, mean, torch.zeros_like(mean))
+    middle = (count * mean).sum(0) / total.clamp(min=1)
+    return (rest + count * torch.square(mean - middle)).sum(0)
 
 
 def reduce(kind: str, values: torch.Tensor, dim: int) -> torch.Tensor:
@@ -117,6 +130,8 @@ def reduce(kind: str, values: torch.Tensor, dim: int) -> torch.Tensor:
         return torch.logsumexp(values, dim)
     if kind == "sum":
         return values.sum(dim)
+    if kind == "moments":
+        return torch.square(values - values.mean(dim, keepdim=True)).sum(dim)
     return {"max": torch.amax, "min": torch.amin, "amax": lambda x, d: torch.amax(x.abs(), d)}[kind](values, dim)
 
 
@@ -267,17 +282,22 @@ class _Run:
         """What the kernel leaves in the work tensor; one part of identities where there is nothing to reduce."""
         m, n = self.size
         shape = configs.partial_shape(kernel, config, sink, max(m, 1), max(n, 1))
-        identity = IDENTITY[sink.kind]
+        identity = math.nan if sink.kind == "moments" else IDENTITY[sink.kind]
+        outside = torch.zeros_like(value, dtype=torch.bool)
         if isinstance(sink, spec.RowReduce):
             if sink.window:
                 column = torch.arange(n, device=self.device)
-                inside = (column >= sink.window.start) & (column < sink.window.start + sink.window.size)
-                value = torch.where(inside, value, torch.full_like(value, identity))
-            value, part = value.T, configs.columns_per_segment(kernel, config)
+                outside |= (column < sink.window.start) | (column >= sink.window.start + sink.window.size)
+                value = torch.where(outside, torch.full_like(value, identity), value)
+            value, outside, part = value.T, outside.T, configs.columns_per_segment(kernel, config)
         else:
             part = configs.warpgroup_rows(config)
         parts = shape[-2]  # value is (reduced, kept)
-        value = torch.nn.functional.pad(value, (0, 0, 0, parts * part - value.shape[0]), value=identity).unflatten(0, (parts, part))
+        more = (0, 0, 0, parts * part - value.shape[0])
+        value = torch.nn.functional.pad(value, more, value=identity).unflatten(0, (parts, part))
+        if sink.kind == "moments":
+            inside = ~torch.nn.functional.pad(outside, more, value=True).unflatten(0, (parts, part))
+            return self.moments(value, inside)
         if sink.kind != "lse":
             return reduce(sink.kind, value, 1)
         top = value.amax(1)
@@ -285,12 +305,23 @@ class _Run:
         at_infinity = ((value == peak) & (peak > 0)).to(value.dtype)
         return torch.stack((top, torch.where(torch.isinf(peak), at_infinity, torch.exp(value - peak)).sum(1)))
 
+    @staticmethod
+    def moments(value: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+        """[4, parts, kept] of [parts, reduced, kept]: count, anchor, offset of the mean from that, Σ (x − mean)²."""
+        count = inside.sum(1).to(value.dtype)
+        anchor = value.gather(1, inside.int().argmax(1, keepdim=True))
+        apart = torch.where(inside, value - anchor, torch.zeros_like(value))
+        offset = apart.sum(1) / count.clamp(min=1)
+        rest = torch.where(inside, torch.square(apart - offset[:, None]), torch.zeros_like(value)).sum(1)
+        empty = count == 0
+        return torch.stack((count, *(torch.where(empty, torch.zeros_like(v), v) for v in (anchor[:, 0], offset, rest))))
+
     def finish(self, kernel: spec.Finish) -> None:
         length = product(kernel.length, self.extents)
         self.size = (length, 1)
         partials = []
         for p in kernel.partials:
-            leading = (2,) if p.kind == "lse" else ()
+            leading = spec.planes(p.kind)
             work = self.wide(self.tensors[p.work])
             parts = work.numel() // (math.prod(leading) * length) if length else 1
             if parts:

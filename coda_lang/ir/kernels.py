@@ -118,11 +118,14 @@ class Store:
         return f"store {self.access}: {self.dtype} <- {', '.join(map(show, self.values))}{_within(self.run)}"
 
 
+PLANES = {"lse": 2, "moments": 4}  # numbers of a partial result, where it is several
+
+
 @dataclass(frozen=True)
 class Reduce:
     """Partial reductions into the work tensor `work`, one for each position along `kept` ("row" or "col")."""
 
-    kind: str  # "sum" "max" "min" "amax" "lse"
+    kind: str  # "sum" "max" "min" "amax" "lse" "moments"
     kept: str
     work: str
     value: Atom
@@ -286,7 +289,7 @@ class Plan:
     same: tuple[tuple[str, str], ...] = ()  # outputs that are an input as it is: (output, input)
     why: tuple[str, ...] = ()  # what keeps the program from being one kernel: code and words
     derived: Derived | None = None
-    written: Program | None = None  # the program as it rounds, where a law has moved a rounding: what references compute
+    written: Program | None = None  # the program as it is written, where laws have changed it: what references compute
 
     @property
     def gemm(self) -> Gemm:

@@ -12,7 +12,8 @@ from .spec import TABLE, Attrs, Domain, Laws, Op, TypeProblem, op, unify
 CAST, WHERE = TABLE["cast"], TABLE["where"]
 ADD, SUB, MUL, NEG = TABLE["add"], TABLE["sub"], TABLE["mul"], TABLE["neg"]
 CONTRACT = TABLE["contract"]
-SUM, GATHER = TABLE["sum"], TABLE["gather"]
+SUM, MEAN, DEVIATION, GATHER = TABLE["sum"], TABLE["mean"], TABLE["deviation"], TABLE["gather"]
+DIV, SQUARE, POWER = TABLE["div"], TABLE["square"], TABLE["pow"]
 LANE, PACK, RUN, JOIN = TABLE["lane"], TABLE["pack"], TABLE["run"], TABLE["join"]
 RENAME, EXPAND, INDEX, SIZE, STOP = TABLE["rename"], TABLE["expand"], TABLE["index"], TABLE["size"], TABLE["stop_gradient"]
 

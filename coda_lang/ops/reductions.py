@@ -84,6 +84,15 @@ _reduce("logsumexp", lambda T, x, dims: T.logsumexp(x, dims, keepdim=True),
         derivative="dx = g·exp(x − y), y the result; 0 where y = −inf.", flops=6, ulp=8)
 
 
+def _deviation(T, x, dims):
+    return T.sum(T.square(x - T.mean(x, dims, keepdim=True)), dims, keepdim=True) if x.numel() else T.sum(x, dims, keepdim=True)
+
+
+_reduce("deviation", _deviation, lambda b, g, y, x, axes: (2.0 * g * (x - b.mean(x, axes=axes)),), surface=None,
+        doc="The sum of squared distances from the mean over the axes, in f32; 0 over nothing. Laws make it of Σ (x − mean x)².",
+        derivative="dx = 2g·(x − mean x).", laws=Laws(homogeneous=2, zero=True), flops=4)
+
+
 def _gather_rule(args: tuple[Ty, ...], attrs: Attrs, axes: Axes) -> Ty:
     value, index = args
     axis = attrs["axis"]

@@ -7,7 +7,7 @@ the Gemm to a finisher, and finished values from one finisher to a later one. No
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product as every
 
@@ -140,28 +140,40 @@ class Finishers:
         scope = self.body
         choices = list(every(*[range(self.extents[a] or 0) for a in lanes]))
         outer = {a: x for a, x in env.items() if isinstance(x, int)}
-        batches = [[c] for c in choices] if kind == "lse" else [choices]
-        parts: list[Atom] = []
-        for batch in batches:
-            named = {**outer, **(dict(zip(lanes, batch[0])) if len(batches) > 1 else {})}
-            hint = scope.hint(reduced_name(e), named)
-            key = (e.op if not mean else kind, e.args, tuple(sorted(axes)), tuple(sorted(outer.items())), tuple(batch))
-            if key not in self.reduced:
-                values = [scope.value(e.args[0], {**along, **outer, **dict(zip(lanes, c))}) for c in batch]
-                value = scope.masked(scope.combine(kind, values, e) if len(values) > 1 else values[0], kind, missing)
-                self.reduced[key] = self._work(f"{hint}_partials")
-                self.sinks.append(Reduce(kind, kept, self.reduced[key], value, run_of(at, self.extents)))
-            parts.append(self._partial(into, key, self.reduced[key], kind, hint))
+
+        def reduced(kind: str, batches: list[list[tuple[int, ...]]], name: str) -> list[Atom]:
+            parts: list[Atom] = []
+            for batch in batches:
+                named = {**outer, **(dict(zip(lanes, batch[0])) if len(batches) > 1 else {})}
+                hint = scope.hint(name, named)
+                key = (kind, e.args, tuple(sorted(axes)), tuple(sorted(outer.items())), tuple(batch))
+                if key not in self.reduced:
+                    values = [scope.value(e.args[0], {**along, **outer, **dict(zip(lanes, c))}) for c in batch]
+                    value = scope.masked(scope.combine(kind, values, e) if len(values) > 1 else values[0], kind, missing)
+                    self.reduced[key] = self._work(f"{hint}_partials")
+                    self.sinks.append(Reduce(kind, kept, self.reduced[key], value, run_of(at, self.extents)))
+                parts.append(self._partial(into, key, self.reduced[key], kind, hint))
+            return parts
+
+        apart = [[c] for c in choices]
+        parts = reduced(kind, apart if kind in ("lse", "moments") else [choices], reduced_name(e))
+        if kind == "moments":
+            return self._deviation(into, e, parts, lambda: reduced("sum", apart, f"sum_{'_'.join(axes)}"), lanes, missing)
         total = into.scope.combine("max" if kind == "amax" else kind, parts, e) if len(parts) > 1 else parts[0]
         return self._averaged(into, total, e, axes, env) if mean else total
 
+    def _deviation(
+        self, into: Level, e: Eqn, parts: list[Atom], sums: Callable[[], list[Atom]], lanes: list[str], missing: list[str]
+    ) -> Atom:
+        """Σ (x − mean)² from the parts of each lane; a value that is the same at several columns was taken as often."""
+        scope = into.scope
+        often = into.scope.counts(tuple(missing))
+        parts = [scope.divide(p, often, e, "") for p in parts]
+        count = into.scope.counts(tuple(a for a in _reduced(e) if a not in lanes))
+        return scope.pooled(parts, sums(), count, e) if len(parts) > 1 else parts[0]
+
     def _averaged(self, into: Level, total: Atom, e: Eqn, axes: tuple[str, ...], env: Env) -> Atom:
-        fixed = 1
-        for a in axes:
-            fixed *= self.extents[a] or 1
-        free = tuple(into.scope.size((a,)) for a in axes if self.extents[a] is None)
-        counts = (*free, *((fixed,) if fixed != 1 else ()))
-        return into.scope.divide(total, counts, e, into.scope.hint(e.out.name, env))
+        return into.scope.divide(total, into.scope.counts(axes), e, into.scope.hint(e.out.name, env))
 
     def _picked(self, into: Level, e: Eqn, env: Env) -> Atom:
         """gather: the position whose column is the index writes its value; an index outside gives NaN."""

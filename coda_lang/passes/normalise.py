@@ -1,7 +1,7 @@
 """Algebra across products: every law of `passes.laws`, in order, each on a simplified program.
 
-In: a simplified program. Out: one of the same meaning over the reals, a note for every use, and the program as it was written where a law
-has moved a rounding. A strict program is spared the laws that do. Non-goals: the laws themselves, cutting into kernels (`stages`),
+In: a simplified program. Out: one of the same meaning over the reals, a note for every use, and the program as it was written where laws
+have changed it. A strict program is spared the laws that do. Non-goals: the laws themselves, cutting into kernels (`stages`),
 derivatives (a program is normalised first, then differentiated, so its backward has what the laws made).
 """
 
@@ -21,8 +21,7 @@ def normalise(state: State) -> State:
             continue
         program, uses = law.rewrite(state.program)
         if uses:
-            before = state.program if law.strict_forbids else None
             after = simplify(replace(state, program=program))
             notes = (*after.notes, *dict.fromkeys(map(str, uses)))
-            state = replace(after, written=state.written or before, notes=notes)
+            state = replace(after, written=state.written or state.program, notes=notes)
     return state

@@ -201,22 +201,26 @@ class _Partition:
         over = tuple(a for a in self.anchor.cols if a in {x.axis for x in along.values() if isinstance(x, Along)} or a in missing)
         lanes = [a for a in axes if a not in along]
         before = self.scopes[own - 1]
-        parts: list[Atom] = []
-        for choice in every(*[range(self.extents[a] or 0) for a in lanes]):
-            here: Env = {**env, **along, **dict(zip(lanes, choice))}  # type: ignore[dict-item]
-            key = (e.out.name, tuple(sorted((a, str(x)) for a, x in here.items())))
-            if key not in self.statistics[own - 1]:
-                value = before.masked(before.value(e.args[0], here), kind, missing)
-                hint = scope.hint(reduced_name(e), {**env, **dict(zip(lanes, choice))})
-                self.statistics[own - 1][key] = Statistic(Var(self.names.take(hint), Ty(F32)), kind, over, value)
-            parts.append(self.statistics[own - 1][key].var)
+
+        def reduced(kind: str, name: str) -> list[Atom]:
+            parts: list[Atom] = []
+            for choice in every(*[range(self.extents[a] or 0) for a in lanes]):
+                here: Env = {**env, **along, **dict(zip(lanes, choice))}  # type: ignore[dict-item]
+                key = (kind, e.args, over, tuple(sorted((a, str(x)) for a, x in here.items())))
+                if key not in self.statistics[own - 1]:
+                    value = before.masked(before.value(e.args[0], here), kind, missing)
+                    hint = scope.hint(name, {**env, **dict(zip(lanes, choice))})
+                    self.statistics[own - 1][key] = Statistic(Var(self.names.take(hint), Ty(F32)), kind, over, value)
+                parts.append(self.statistics[own - 1][key].var)
+            return parts
+
+        parts = reduced(kind, reduced_name(e))
+        if kind == "moments":
+            parts = [scope.divide(p, scope.counts(tuple(missing)), e, "") for p in parts]
+            count = scope.counts(tuple(along))
+            return scope.pooled(parts, reduced("sum", f"sum_{'_'.join(axes)}"), count, e) if lanes else parts[0]
         total = scope.combine("max" if kind == "amax" else kind, parts, e)
-        if not mean:
-            return total
-        count = 1
-        for a in axes:
-            count *= self.extents[a] or 1
-        return scope.divide(total, (count,), e, scope.hint(e.out.name, env))
+        return scope.divide(total, scope.counts(axes), e, scope.hint(e.out.name, env)) if mean else total
 
     def _segments(self) -> dict[tuple[str, tuple[tuple[str, int], ...]], Var]:
         """Accumulators in the order of products and lanes, not of first use; at least one where there is a product."""

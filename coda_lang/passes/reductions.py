@@ -17,7 +17,7 @@ from .attempt import Attempt
 from .state import LANE, MAX_COLUMNS, MAX_LANES, Place, fixed_product
 
 FINISHED = ("row", "col", "scalar")
-LATE = "logsumexp"  # its partials are pairs: a total is reduced from the tiles' partials at once
+LATE = ("logsumexp", ops.DEVIATION.name)  # partials of several numbers: a total is reduced from the tiles' partials at once
 
 
 class Reductions(Attempt):
@@ -48,16 +48,16 @@ class Reductions(Attempt):
         sides = {self.anchor.side(x.axis) for x in along.values()}
         left = {self.anchor.side(x.axis) for x in kept.values() if isinstance(x, Along)}
         if p.level in FINISHED:
-            if p.level == "col" and left == {"col"} and e.op != LATE:
+            if p.level == "col" and left == {"col"} and e.op not in LATE:
                 return self.part(e, p, kept)
-            if left or e.op == LATE:
+            if left or e.op in LATE:
                 return self.refuse(no.partial(e, axes, kept, self.anchor) if left else no.late(e))
             return Place("scalar", tuple(kept.items()), stage=p.stage + 1, because=e)
         if "row" in sides and not set(self.anchor.rows) <= {x.axis for x in p.along().values()}:
             return self.refuse(no.partial(e, axes, kept, self.anchor))
         if sides == {"col"} and (e.out.name in self.groups or "col" in left):
             return self.group(e, p, kept, along)
-        if sides == {"row", "col"} and left == {"col"} and e.op != LATE:
+        if sides == {"row", "col"} and left == {"col"} and e.op not in LATE:
             return self.halves(e, tuple(a for a in axes if a not in along or self.anchor.side(along[a].axis) == "row"), axes)
         if sides & left:
             return self.refuse(no.partial(e, axes, kept, self.anchor))
@@ -113,8 +113,8 @@ class Reductions(Attempt):
         return True
 
     def total(self, e: Eqn, axes: tuple[str, ...], kept: dict[str, Along | str], along: dict[str, Along]) -> Place | None:
-        """Over rows and columns: rows' results first, then their reduction. logsumexp takes all partials at once."""
-        if e.op == LATE:
+        """Over rows and columns: rows' results first, then their reduction. What is LATE takes all partials at once."""
+        if e.op in LATE:
             return Place("scalar", tuple(kept.items()), stage=0, because=e)
         return self.halves(e, tuple(a for a in axes if a not in along or self.anchor.side(along[a].axis) == "col"), axes)
 

@@ -10,7 +10,7 @@ from math import prod
 
 from .. import ops
 from ..ir.graph import Eqn, Program, Var
-from ..ir.kernels import Finish, Gemm, Kernel, Plan, Point, Read, Reduce, Store
+from ..ir.kernels import PLANES, Finish, Gemm, Kernel, Plan, Point, Read, Reduce, Store
 from .state import extents, listed, nominal, signature
 
 TILE = 128
@@ -117,7 +117,7 @@ def traffic(plan: Plan) -> float:
             }
             for s in kernel.sinks:
                 if isinstance(s, Reduce):
-                    work[s.work] = 4 * (2 if s.kind == "lse" else 1) * (m * -(-n // TILE) if s.kept == "row" else n * -(-m // TILE))
+                    work[s.work] = 4 * PLANES.get(s.kind, 1) * (m * -(-n // TILE) if s.kept == "row" else n * -(-m // TILE))
                     total += work[s.work]
         else:
             total += sum(work.get(p.work, 4 * m) for p in kernel.partials)

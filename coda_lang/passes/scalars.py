@@ -7,6 +7,7 @@ Non-goals: which values are wanted (`partition`), storage.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -274,6 +275,11 @@ class Scope:
             total = self.builder.apply(ops.MUL.name, (total, factor))
         return total.atom
 
+    def counts(self, axes: tuple[str, ...]) -> tuple[int | Atom, ...]:
+        """Factors of the number of positions along axes."""
+        fixed = prod(n for a in axes if (n := self.extents[a]) is not None)
+        return (*(self.size((a,)) for a in axes if self.extents[a] is None), *((fixed,) if fixed != 1 else ()))
+
     # --- reductions over lanes ------------------------------------------------------------------------------------------
 
     def lanes_of(self, e: Eqn, axes: tuple[str, ...], env: Env) -> list[Env]:
@@ -294,10 +300,12 @@ class Scope:
         given = [b.value(v) for v in values]
         if kind == "amax":
             given = [b.abs(v) for v in given]
-        if len(given) == 1:
+        if len(given) == 1 and kind != "moments":
             return given[0].atom
         if kind == "lse":
             return self._logaddexp(given)
+        if kind == "moments":
+            return self.around(given, self._centre(given)).atom
         total = given[0]
         for v in given[1:]:
             total = b.apply(COMBINE[kind], (total, v), span=e.span)
@@ -313,6 +321,22 @@ class Scope:
             total = total + b.exp(v - peak)
         infinite = b.eq(b.abs(peak), Lit(float("inf"), F32))
         return b.where(infinite, peak, peak + b.log(total)).atom
+
+    def _centre(self, values: Sequence[Value]) -> Value:
+        return functools.reduce(lambda x, y: x + y, values) * (1.0 / len(values))
+
+    def around(self, values: Sequence[Value], centre: Value) -> Value:
+        """The sum of squared distances from a centre."""
+        return functools.reduce(lambda x, y: x + y, [self.builder.square(v - centre) for v in values])
+
+    def pooled(self, parts: Sequence[Atom], sums: Sequence[Atom], count: Sequence[int | Atom], e: Eqn) -> Atom:
+        """Σ (x − mean)² over lanes of `count` values each, from that of each lane and its sum (Chan's formula)."""
+        b = self.builder
+        means = [b.value(self.divide(total, tuple(count), e, "")) for total in sums]
+        between = self.around(means, self._centre(means))
+        for n in count:
+            between = between * (float(n) if isinstance(n, int) else b.value(n))
+        return (functools.reduce(lambda x, y: x + y, map(b.value, parts)) + between).atom
 
     def divide(self, total: Atom, counts: tuple[int | Atom, ...], e: Eqn, hint: str) -> Atom:
         """total / count; a power of two multiplies, which is exact."""
@@ -352,7 +376,7 @@ class Scope:
 
     def masked(self, value: Atom, kind: str, missing: list[str]) -> Atom:
         """A value that is the same at several columns counts once; for a largest or smallest value that does not matter."""
-        if not missing or kind in ("max", "min", "amax"):
+        if not missing or kind in ("max", "min", "amax", "moments"):  # the last is divided by how often
             return value
         return self.builder.apply(ops.WHERE.name, (self.first(missing), value, Lit(IDENTITY[kind], F32))).atom
 
@@ -365,7 +389,7 @@ def _name(op: ops.Op | None) -> str:
 DIVIDE, BEFORE = _name(ops.by_symbol("/", 2)), _name(ops.by_symbol("<", 2))
 _LARGER, _SMALLER = _name(ops.find("max")), _name(ops.find("min"))  # the element-wise ones
 COMBINE = {"sum": ops.ADD.name, "max": _LARGER, "min": _SMALLER, "amax": _LARGER}
-KINDS = {"logsumexp": "lse"}
+KINDS = {"logsumexp": "lse", ops.DEVIATION.name: "moments"}
 IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "amax": 0.0, "lse": float("-inf")}
 
 

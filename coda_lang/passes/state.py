@@ -117,7 +117,7 @@ class State:
     stages: tuple[State, ...] = ()  # one a kernel, where the program needs several
     same: tuple[tuple[str, str], ...] = ()  # outputs that are an input as it is: (output, input)
     strict: bool = False  # no law that moves a rounding
-    written: Program | None = None  # the program as it rounds, where a law has moved a rounding
+    written: Program | None = None  # the program as it is written, where laws have changed it
 
     def text(self) -> str:
         """What `codac ir --after NAME` prints."""

@@ -19,6 +19,7 @@ from ..ir.graph import Atom, Eqn, Output, Program, Tensor, Var
 from ..ir.kernels import Derived, Gemm, Plan
 from .alike import alike
 from .differentiate import Derivative, differentiate
+from .laws import linear
 from .several import MOST_ORDERS, only, with_nominal
 from .simplify import live, simplify
 from .stages import Stages, cut, named
@@ -103,9 +104,15 @@ def all_of(program: Program, names: frozenset[str], kept: frozenset[str]) -> fro
 
 
 def _both(forward: Program, derivative: Derivative) -> Program:
-    """Forward and backward as one program, simplified."""
-    both = replace(derivative.program, outputs=(*forward.outputs, *derivative.program.outputs))
-    return with_nominal(simplify(State(both)).program)
+    """Forward and backward as one program, simplified, its sums split where they are known earlier so."""
+    return _split(forward, derivative)[0]
+
+
+def _split(forward: Program, derivative: Derivative) -> tuple[Program, tuple[str, ...]]:
+    """The joint program, and the laws used on it, in words."""
+    both = simplify(State(replace(derivative.program, outputs=(*forward.outputs, *derivative.program.outputs)))).program
+    both, uses = linear.rewrite(both, {c for _, c in derivative.cotangents})
+    return with_nominal(simplify(State(both)).program if uses else both), tuple(dict.fromkeys(map(str, uses)))
 
 
 def attempt(forward: Program, derivative: Derivative, both: Program, save: frozenset[str], recompute: frozenset[str]) -> Joint:
@@ -234,6 +241,8 @@ def planned(plan: Plan, found: Joint) -> Plan:
             if {x.tensor for x in plan.layouts if x.copy} & {t.name for t in residuals}:
                 raise CodaError([_no_order(plan.program)])
     pairs = found.derivative.cotangents, found.derivative.gradients
+    laws = _split(found.forward, found.derivative)[1]
+    backward = replace(backward, notes=tuple(dict.fromkeys((*backward.notes, *laws))))
     return replace(plan, derived=Derived(saving if residuals else None, backward, stored, *pairs))
 
 

@@ -205,7 +205,7 @@ class Elements:
         else:
             columns = [(j, cc) for cc in range(2)] if group.size > 1 else [(j, c)]
         values = [Float32(self._phase(phase, mi, r, jj, cc)[g]) for jj, cc in columns]
-        state = groups.absorb(group.kind, groups.identity(group.kind), values)
+        state = groups.closed(group.kind, groups.absorb(group.kind, groups.begin(group.kind), values))
         distances = {1: (), 2: (), 4: (1,)}.get(group.size, (1, 2))
         return groups.result(group.kind, groups.across(group.kind, state, distances))
 

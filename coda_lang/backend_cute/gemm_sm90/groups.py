@@ -1,7 +1,8 @@
 """Reductions inside a warpgroup: kinds, their identities, and the shuffles that combine lanes in a fixed order.
 
-In: lists of f32 scalars. Out: `State`s, tuples of f32 scalars: one for sum, max, min and amax, (max, sum) for logsumexp. NaN propagates
-in every kind. Non-goals: which columns take part (the callers mask by the identity) and memory.
+In: lists of f32 scalars. Out: `State`s, tuples of f32 scalars: one for sum, max, min and amax, (max, sum) for logsumexp, four for moments
+(`moments`). A thread begins with `begin`, absorbs values, and closes its state before that meets others. NaN propagates in every kind.
+Non-goals: which columns take part (the callers say so) and memory.
 
 A logsumexp state (m, s) stands for m + log(s), or for m where m is infinite: no step subtracts infinities, an empty state (-inf, 0) adds
 0 to any other, and s of a state whose m is +inf is infinite. No multiplication is contracted with an addition: what else a kernel does
@@ -16,6 +17,8 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
 
 from ..device_scalar import plus, times
+from ..spec import planes
+from . import moments
 from .ring import select
 
 INFINITY = float("inf")
@@ -43,20 +46,21 @@ def settle(values: list, m: Int32, *, loc=None, ip=None) -> None:
 
 
 _IDENTITY = {"sum": (0.0,), "max": (-INFINITY,), "min": (INFINITY,), "amax": (0.0,), "lse": (-INFINITY, 0.0)}
+_IDENTITY |= {"moments": (0.0, 0.0, 0.0, 0.0)}
 
 
 def quantities(kind: str) -> int:
     """How many scalars a state has."""
-    return len(_IDENTITY[kind])
+    return next(iter(planes(kind)), 1)
+
+
+def begin(kind: str) -> State:
+    """The state of a thread before its first value."""
+    return () if kind == "moments" else identity(kind)
 
 
 def identity(kind: str) -> State:
     return tuple(Float32(v) for v in _IDENTITY[kind])
-
-
-def excluded(kind: str) -> Float32:
-    """The value that takes no part."""
-    return Float32(_IDENTITY[kind][0])
 
 
 def _maximum(a, b):
@@ -88,8 +92,12 @@ def _tree(values: list, combine):
     return values[0]
 
 
-def absorb(kind: str, state: State, values: list) -> State:
-    """The state after `values`, which are already masked."""
+def absorb(kind: str, state: State, values: list, inside: list | None = None, late: bool = False) -> State:
+    """The state after those `values` of which `inside` holds (None: all). `late`: earlier ones may all have been outside."""
+    if kind == "moments":
+        return moments.absorb(state, values, inside, late)
+    if inside is not None:
+        values = [select(ok, v, Float32(_IDENTITY[kind][0])) for v, ok in zip(values, inside)]
     if kind == "lse":
         top = _maximum(state[0], _tree(list(values), _maximum))
         centre = _centre(top)
@@ -100,7 +108,14 @@ def absorb(kind: str, state: State, values: list) -> State:
     return (_combine(kind, state[0], _tree(list(values), lambda a, b: _combine(kind, a, b))),)
 
 
+def closed(kind: str, state: State) -> State:
+    """A thread's state as one that can meet others."""
+    return moments.closed(state) if kind == "moments" else state
+
+
 def merge(kind: str, a: State, b: State) -> State:
+    if kind == "moments":
+        return moments.merge(a, b)
     if kind == "lse":
         top = _maximum(a[0], b[0])
         centre = _centre(top)
@@ -109,9 +124,12 @@ def merge(kind: str, a: State, b: State) -> State:
 
 
 def across(kind: str, state: State, distances: tuple[int, ...]) -> State:
-    """Butterfly over lanes; all of them end with the same bits for the symmetric kinds used here."""
+    """Butterfly over lanes; all of them end with the same bits."""
     for distance in distances:
-        state = merge(kind, state, tuple(cute.arch.shuffle_sync_bfly(v, distance) for v in state))
+        other = tuple(cute.arch.shuffle_sync_bfly(v, distance) for v in state)
+        if kind == "moments":  # not symmetric in its rounding
+            state, other = moments.ordered(state, other, (cute.arch.lane_idx() & distance) == 0)
+        state = merge(kind, state, other)
     return state
 
 
@@ -119,4 +137,4 @@ def result(kind: str, state: State):
     """The one value of a state."""
     if kind == "lse":
         return plus(_centre(state[0]), cute.math.log(state[1]))
-    return state[0]
+    return state[-1]

@@ -114,9 +114,8 @@ class RowReducer:
         self.states: dict[tuple[int, int], groups.State] = {}
 
     def absorb(self, mi: int, r: int, values: list, inside: list) -> None:
-        kind = self.sink.kind
-        masked = [select(ok, v, groups.excluded(kind)) for v, ok in zip(values, inside)]
-        self.states[mi, r] = groups.absorb(kind, self.states.get((mi, r)) or groups.identity(kind), masked)
+        kind, late = self.sink.kind, self.sink.window is not None
+        self.states[mi, r] = groups.absorb(kind, self.states.get((mi, r)) or groups.begin(kind), values, inside, late)
 
     def live(self, mi: int) -> list:
         """What this step left to later ones."""
@@ -124,7 +123,7 @@ class RowReducer:
 
     def flush(self, row_of, m: Int32, n: Int32, tile_col: Int32, nb: int, lane: Int32) -> None:
         for (mi, r), state in self.states.items():
-            state = groups.across(self.sink.kind, state, (1, 2))
+            state = groups.across(self.sink.kind, groups.closed(self.sink.kind, state), (1, 2))
             row = row_of(mi, r)
             mine = (lane % 4 == 0) & (row < m) & (tile_col * nb < n)
             for i, value in enumerate(state):
@@ -144,8 +143,7 @@ class ColReducer(Fixed):
 
     def absorb(self, j: int, c: int, values: list, inside: list) -> None:
         kind = self.sink.kind
-        masked = [select(ok, v, groups.excluded(kind)) for v, ok in zip(values, inside)]
-        self.states[j, c] = groups.absorb(kind, self.states.get((j, c)) or groups.identity(kind), masked)
+        self.states[j, c] = groups.absorb(kind, self.states.get((j, c)) or groups.begin(kind), values, inside)
 
     def live(self, mi: int) -> list:
         """What this step left to later ones."""
@@ -156,7 +154,8 @@ class ColReducer(Fixed):
         first = ni * self.step_n // 8
         for j in range(self.step_n // 8):
             for c in range(2):
-                state = groups.across(self.sink.kind, self.states.pop((first + j, c)), (4, 8, 16))
+                state = groups.closed(self.sink.kind, self.states.pop((first + j, c)))
+                state = groups.across(self.sink.kind, state, (4, 8, 16))
                 for i, value in enumerate(state):
                     at = (slot, i, warp, j * 8 + 2 * (lane % 4) + c)
                     target = cute.make_tensor(self.scratch.iterator + self.scratch.layout(at), cute.make_layout(1))

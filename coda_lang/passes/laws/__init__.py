@@ -5,9 +5,9 @@ To add one: a file with its `LAW`, its name in `LAWS`, property tests (`tests/te
 
 from __future__ import annotations
 
-from . import scale_out
+from . import linear, moments, scale_out
 from .law import Law, Use
 
-LAWS: tuple[Law, ...] = (scale_out.LAW,)
+LAWS: tuple[Law, ...] = (moments.LAW, scale_out.LAW, linear.LAW)
 
 __all__ = ["LAWS", "Law", "Use"]
