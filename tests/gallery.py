@@ -310,9 +310,10 @@ l = z - mean[f](z)
 c = sum[f](l * l)
 =====
 moments_of_runs
-program p(x: bf16[m, d], w: bf16[h=520, d]) -> (y: bf16[m, q], k: bf16[m, h])
+program p(x: bf16[m, d], w: bf16[h=520, d]) -> (y: bf16[m, q], k: bf16[m, h], v: bf16[m, r])
 k = x @ w
-q, _ = split[h -> q=512, r=8](k)
+q, u = split[h -> q=512, r=8](k)
+v = tanh(u)
 e = q - mean[q](q)
 y = e * rsqrt(mean[q](e * e) + 0.1)
 =====
