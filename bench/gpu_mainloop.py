@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from coda_lang.backend_cute import configs, layout  # noqa: E402
-from coda_lang.backend_cute.spec import Config, Gemm  # noqa: E402
+from coda_lang.backend_cute.spec import Config, Gemm, planes  # noqa: E402
 
 SIZES = ((1, 1, 1), (7, 128, 7), (128, 7, 128), (129, 1000, 104), (1000, 1000, 1000), (520, 136, 4096), (4096, 520, 72))
 QUICK = ((7, 128, 7), (129, 1000, 104), (1000, 520, 1000))
@@ -97,7 +97,7 @@ def fakes(case):
 def work_layout(case, record, cute):
     """A contiguous [parts, length], with planes outside where the kind has them; of a `Point`, [length]."""
     kinds = [s.kind for s in case.gemm.sinks if getattr(s, "work", None) == record.name]
-    outer = spec.planes(kinds[0]) if kinds else ()
+    outer = planes(kinds[0]) if kinds else ()
     shape = (*outer, *(cute.sym_int() for _ in range(2 if kinds else 1)))
     return shape, tuple(cute.sym_int64() for _ in shape[1:]) + (1,)
 

@@ -105,4 +105,5 @@ def test_arguments_are_checked_before_a_launch(objects: dict[str, Path]) -> None
     torch = pytest.importorskip("torch")
     launch = compiler.load(objects["all"])
     with pytest.raises(ValueError, match="Mismatched"):
-        launch(*[torch.zeros(3, 16)] * 4, torch.zeros(2, 3, 16), torch.zeros(4, 3, 16), torch.zeros(1, 16), torch.zeros(1), torch.zeros(2, 8))
+        wide = [torch.zeros(planes, 3, 16) for planes in (2, 4)]
+        launch(*[torch.zeros(3, 16)] * 4, *wide, torch.zeros(1, 16), torch.zeros(1), torch.zeros(2, 8))
