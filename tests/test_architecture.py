@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("passes",),
     ("backend_cute",),
     ("driver", "torch_api", "listing", "gradcheck", "benchmark", "tables"),
+    ("nn",),
     ("cli", "__main__"),
     ("",),  # coda_lang/__init__.py, which offers the layers below lazily
 )
@@ -45,7 +46,7 @@ EDGES: dict[str, tuple[str, ...]] = {
     "lark": ("syntax.",),
     "click": ("cli", "tables"),
     "filelock": ("backend_cute.cache",),
-    "torch": tuple(f"backend_cute.{m}" for m in TORCH) + ("torch_api", "gradcheck", "benchmark"),
+    "torch": tuple(f"backend_cute.{m}" for m in TORCH) + ("torch_api", "gradcheck", "benchmark", "nn."),
     "cutlass": tuple(f"backend_cute.{m}" for m in ("device_fns", "device_scalar", "gemm_sm90.", "finish", "compile")),
     "cuda": ("backend_cute.compile", "backend_cute.gemm_sm90."),
     "tvm_ffi": ("backend_cute.compile", "backend_cute.load"),

@@ -21,6 +21,7 @@ TOO_LARGE = "C0710"  # an extent past 32 bits
 OUTPUTS = "C0711"  # an output that the program does not have
 BUILD = "C0712"  # a directory that is no build, or of another version
 CACHE = "C0714"  # compiled kernels cannot be kept on disk
+OPTION = "C0716"  # an option of a model that its programs do not have
 TOOLS = "C0715"  # something that compiling or loading needs is not installed
 
 

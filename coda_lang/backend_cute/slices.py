@@ -12,12 +12,14 @@ import copy
 import inspect
 import linecache
 import textwrap
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 Scalar = Callable[..., tuple]
 ROUNDINGS = ("bf16", "f16")
+_READ: weakref.WeakKeyDictionary[Scalar, Straight | None] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,13 @@ class Straight:
 
 
 def straight(function: Scalar) -> Straight | None:
-    """Read a function; None where it is not straight-line."""
+    """Read a function, once in its life; None where it is not straight-line."""
+    if function not in _READ:
+        _READ[function] = _straight(function)
+    return _READ[function]
+
+
+def _straight(function: Scalar) -> Straight | None:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     except (OSError, TypeError, SyntaxError):

@@ -183,4 +183,14 @@ compile.runtime_library()
         "",
         "Install what the message names: `pip install coda-lang[torch,cute]` has it all but the C compiler.",
     ),
+    _entry(
+        "C0716",
+        "an option that a model does not have",
+        """The models of `coda_lang.nn` are certain programs: another activation, biases where there are none, an unknown scaling of
+        rotary angles are other programs. A configuration that asks for one is refused, since ignoring it would compute
+        something else. The same holds for sizes that do not divide each other, and for an unknown `reduction`.""",
+        'from coda_lang import nn\n\nnn.LlamaConfig.of({"hidden_size": 64, "num_attention_heads": 4, "hidden_act": "gelu"})',
+        'from coda_lang import nn\n\nnn.LlamaConfig.of({"hidden_size": 64, "num_attention_heads": 4, "hidden_act": "silu"})',
+        "Choose what the message lists, or write the program: specs/ has layers of other families.",
+    ),
 )

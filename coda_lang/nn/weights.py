@@ -1,0 +1,132 @@
+"""Parameters under the names that a checkpoint has for them, and the programs that read them.
+
+In: shapes; files of programs, extents, params. Out: modules that hold parameters and compute nothing; compiled functions.
+Non-goals: what is computed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import torch_api
+from ..backend_cute.errors import KIND, refuse
+from ..backend_cute.function import Function
+
+FOLDER = Path(__file__).parent / "programs"
+
+
+class Weight(nn.Module):
+    """A `weight`, and a `bias` of the given size if any. A program reads them; the module itself computes nothing."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, *shape: int, bias: int = 0, **options: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape, **options))
+        self.register_parameter("bias", nn.Parameter(torch.empty(bias, **options)) if bias else None)
+
+    def extra_repr(self) -> str:
+        return f"{list(self.weight.shape)}" + (f", bias {list(self.bias.shape)}" if self.bias is not None else "")
+
+    def start(self, value: float | None, std: float = 0.0) -> None:
+        """Fill: the weight with a value, or normal with the deviation `std`; the bias with 0."""
+        with torch.no_grad():
+            self.weight.normal_(0.0, std) if value is None else self.weight.fill_(value)
+            if self.bias is not None:
+                self.bias.zero_()
+
+
+class Group(nn.Module):
+    """Modules by name: what gives a parameter its path in a checkpoint."""
+
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+
+class Programs:
+    """The compiled functions of files of one folder, by their programs' names without the folder's; the same for all models of one size.
+
+    Extents and params go to the files that have them. Copies and pickles of a model carry what they were made for, not the functions.
+    """
+
+    def __init__(self, folder: str, files: Sequence[str], extents: Mapping[str, int], params: Mapping[str, float]) -> None:
+        self._made_for = (folder, tuple(files), dict(extents), dict(params))
+        for file in files:
+            path = FOLDER / folder / f"{file}.coda"
+            for name, fn in _compiled(path, tuple(sorted(extents.items())), tuple(sorted(params.items()))).items():
+                setattr(self, name.removeprefix(f"{folder}_"), fn)
+
+    def __getattr__(self, name: str) -> Function:
+        raise AttributeError(f"no program is called {name!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Programs, self._made_for
+
+    def __deepcopy__(self, memo: Any) -> Programs:
+        return self
+
+    def last_path(self) -> str | None:
+        """What ran the last calls: "kernels" or "reference"; None before any call."""
+        paths = {fn.last_path for fn in vars(self).values() if isinstance(fn, Function)} - {None}
+        return " and ".join(sorted(map(str, paths))) or None
+
+
+@functools.cache
+def _compiled(path: Path, extents: tuple[tuple[str, int], ...], params: tuple[tuple[str, float], ...]) -> dict[str, Function]:
+    """A file's programs, given those of the extents and params that it has."""
+    words = set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    given: dict[str, Any] = {n: v for n, v in params if n in words}
+    found = torch_api.compile(path, extents={n: e for n, e in extents if n in words}, **given)
+    return vars(found) if isinstance(found, SimpleNamespace) else {found.program.name: found}
+
+
+def positions(ids: Tensor, given: Tensor | None) -> Tensor:
+    """The position of every token, as the programs take it: i32, one a row."""
+    batch, rows = ids.shape
+    if given is None:
+        return torch.arange(rows, dtype=torch.int32, device=ids.device).repeat(batch)
+    return given.expand(batch, rows).reshape(-1).to(torch.int32)
+
+
+def check_whole(layer: nn.Module) -> None:
+    """Raise CallError (C0702) where a layer's weights are shards: a program reads those of two layers, so nobody gathers them in time."""
+    if any(hasattr(p, "to_local") for p in layer.parameters()):
+        text = "a layer's weights are shards while the model runs"
+        help = "fully_shard(model) as a whole, not layer by layer: what stands between two attentions reads weights of both layers"
+        raise refuse(KIND, text, help=help)
+
+
+@dataclass(frozen=True)
+class Accept:
+    """What checkpoints vary in, for `load_state_dict`: a hook that runs before it.
+
+    Buffers whose names end as in `dropped` are left out; a name that is missing is taken from its alias (tied weights are stored once);
+    names without `prefix` get it, where the checkpoint is of the model without its head.
+    """
+
+    dropped: tuple[str, ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+    prefix: str = ""
+
+    def __call__(self, owner: nn.Module, state: dict[str, Any], path: str, *rest: Any) -> None:
+        own = [n for n in state if n.startswith(path)]
+        if self.prefix and not any(n.startswith(path + self.prefix) for n in own):
+            for n in set(own) - {path + name for name, _ in self.aliases}:
+                state[path + self.prefix + n.removeprefix(path)] = state.pop(n)
+        for n in [n for n in state if n.startswith(path) and n.endswith(self.dropped or "\0")]:
+            state.pop(n)
+        for name, alias in self.aliases:
+            if path + name not in state and path + alias in state:
+                state[path + name] = state[path + alias]
