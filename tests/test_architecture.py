@@ -53,7 +53,10 @@ EDGES: dict[str, tuple[str, ...]] = {
 }
 
 # Words that are an operator's name and something else as well, where they mean the other thing.
-HOMONYMS = {("backend_cute.twin", "floor"): "torch's name of a rounding mode"}
+HOMONYMS = {
+    ("backend_cute.twin", "floor"): "torch's name of a rounding mode",
+    ("nn.config", "silu"): "a checkpoint's name of its activation",
+}
 
 MAX_LINES = 440
 
