@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 NOT_RUNTIME = ("backend_cute.lower", "backend_cute.emit", "backend_cute.text", "backend_cute.standalone")
 INLINED_TOO = ("diagnostics.model", "source")
 
-TORCH = ("torch_fns", "eager", "arguments", "host", "twin", "selfcheck", "autograd", "torch_ops", "plans", "timing", "tune")
+TORCH = ("torch_fns", "eager", "arguments", "host", "twin", "selfcheck", "autograd", "torch_ops", "plans", "accumulate", "timing", "tune")
 
 # Which modules may import which third-party package. An entry that ends with a dot is a folder.
 EDGES: dict[str, tuple[str, ...]] = {

@@ -13,7 +13,9 @@ Non-goals: what to run (`derivative`), planning a launch (`host`), second deriva
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +26,6 @@ from .derivative import NO, SUM, YES, Derivative, Saving, Step, extents
 from .prune import prune
 
 Extents = Mapping[str, int]
-BUFFERS = (torch.float32, torch.bfloat16)
 _executes = getattr(torch._C, "_will_engine_execute_node", None)
 
 
@@ -37,13 +38,37 @@ class Way(Protocol):
     def backward(self, step: Step, given: Sequence[Any], known: Extents) -> list[torch.Tensor]:
         """The results of `step.program`, with one dim per axis; `given` in the order of its inputs."""
 
+    def plan(self, saving: Saving, key: tuple | None) -> plans.Plan | None:
+        """What `forward` runs for calls of this kind and nothing besides; None where it is more than a plan."""
+
+    def plan_backward(self, step: Step, key: Sequence[Any], known: Extents) -> plans.Plan | None:
+        """The same of `backward`; `key` holds the kind of each of its arguments."""
+
+
+@dataclass(eq=False)
+class Kind:
+    """Differentiable calls of one kind, as `arguments.key` tells kinds apart: what was decided at the first serves the others.
+
+    `plan` is the forward's where kernels run it and nothing that is kept is a number; `keep` picks what is saved from arguments and
+    results. `steps` are backwards, by what is asked for and by the kinds of what was saved and of the cotangents: a plan, what picks its
+    arguments from saved tensors and cotangents, and the place of each gradient among its results.
+    """
+
+    saving: Saving
+    extents: Extents
+    shapes: Sequence[Any]
+    plan: plans.Plan | None = None
+    keep: Callable[[tuple], tuple] = tuple
+    steps: dict[tuple, tuple[plans.Plan, Callable[[tuple], tuple], tuple[int | None, ...]]] = field(default_factory=dict)
+
 
 class Training:
     """Differentiable calls of one function, run in one way; `buffers` are added to instead of giving gradients."""
 
     def __init__(self, fn: Any, derivative: Derivative, way: Way, buffers: Mapping[int, torch.Tensor] = {}) -> None:
         self.fn, self.derivative, self.way, self.buffers = fn, derivative, way, dict(buffers)
-        self.count = len(derivative.outputs)
+        self.count, self.smooth = len(derivative.outputs), all(derivative.smooth)
+        self.kinds: plans.Kept = plans.Kept()
         self.argument = {a.name: a for a in derivative.program.inputs + derivative.program.outputs}
 
     def __call__(self, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
@@ -59,33 +84,93 @@ class Training:
 
     def forward(self, ctx: Any, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """Run the forward and keep what the backward of the inputs that need a gradient reads."""
-        saving = self.derivative.saving(ctx.needs_input_grad[1:])
-        results, ctx.extents = self.way.forward(saving, tensors)
-        available = [*tensors, *results]
+        needs = ctx.needs_input_grad[1:]
+        key = arguments.key(tensors)
+        kind = self.kinds.get((needs, key)) if key is not None else None
+        if kind is None:
+            return self._forward(ctx, tensors, needs, key)
+        assert kind.plan is not None
+        results = kind.plan.run(tensors)
+        self.fn.last_path = "kernels"
+        ctx.training, ctx.kind, ctx.numbers = self, kind, ()
+        ctx.save_for_backward(*kind.keep((*tensors, *results)))
+        return self._outputs(ctx, results)
+
+    def _forward(self, ctx: Any, tensors: Sequence[Any], needs: Sequence[bool], key: tuple | None) -> tuple[torch.Tensor, ...]:
+        """The same for calls of a kind not seen before, or of no kind."""
+        saving = self.derivative.saving(needs)
+        results, extent = self.way.forward(saving, tensors)
+        available = (*tensors, *results)
         kept = [available[i] for i in saving.places]
-        ctx.training, ctx.saving = self, saving
+        kind = Kind(saving, extent, [t.shape if isinstance(t, torch.Tensor) else None for t in tensors])
+        plan = self.way.plan(saving, key)
+        if plan is not None and not any(isinstance(v, (float, int)) for v in kept):
+            kind.plan, kind.keep = plan, _picker(saving.places)
+            self.kinds.keep((needs, key), kind)
+        ctx.training, ctx.kind = self, kind
         ctx.numbers = [v if isinstance(v, (float, int)) else None for v in kept]
         ctx.save_for_backward(*[None if isinstance(v, (float, int)) else v for v in kept])
-        ctx.shapes = [t.shape if isinstance(t, torch.Tensor) else None for t in tensors]
+        return self._outputs(ctx, results)
+
+    def _outputs(self, ctx: Any, results: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         outputs = tuple(results[: self.count])
-        if not all(self.derivative.smooth):
+        if not self.smooth:
             ctx.mark_non_differentiable(*[o for o, smooth in zip(outputs, self.derivative.smooth) if not smooth])
         return outputs
 
-    def backward(self, ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    def backward(self, ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
         """One gradient an input, None where none is asked for, where it is zero, or where it went into a buffer."""
-        kept = {n: t if t is not None else v for n, t, v in zip(ctx.saving.kept, ctx.saved_tensors, ctx.numbers)}
-        asked = self._asked(ctx)
+        asked, saved = self._asked(ctx), ctx.saved_tensors
+        if ctx.kind.plan is None:
+            return self._backward(ctx, cotangents, asked, saved)[0]
+        key = asked, arguments.key(saved), arguments.key(cotangents)
+        found = ctx.kind.steps.get(key)
+        if found is None:
+            gradients, step = self._backward(ctx, cotangents, asked, saved)
+            self._remember(ctx.kind, key, step, gradients, cotangents)
+            return gradients
+        plan, pick, places = found
+        results = plan.run(pick((*saved, *cotangents)))
+        self.fn.last_backward = "kernels"
+        return [None if place is None else results[place] for place in places]
+
+    def _remember(self, kind: Kind, key: tuple, step: Step, gradients: Sequence[Any], cotangents: Sequence[Any]) -> None:
+        """Keep what a backward did, where it was nothing but a plan over saved tensors and cotangents as they came."""
+        asked, saved_key, cotangents_key = key
+        if saved_key is None or cotangents_key is None or SUM in asked or not (step.program.inputs and step.program.outputs):
+            return
+        if any(isinstance(place, tuple) for place in step.gives):
+            return
+        if any(g is not None and g.shape != shape for g, shape in zip(gradients, kind.shapes)):
+            return
+        reads = []
+        for source, argument in zip(step.reads, step.program.inputs):
+            if isinstance(source, str):
+                reads.append(kind.saving.kept.index(source))
+            elif source >= 0 and cotangents[source].dtype is torch_fns.DTYPES[argument.dtype]:
+                reads.append(len(kind.saving.kept) + source)
+            else:
+                return
+        plan = self.way.plan_backward(step, [(*saved_key, *cotangents_key)[i] for i in reads], kind.extents)
+        if plan is not None:
+            kind.steps[key] = plan, _picker(reads), tuple(place for place in step.gives if not isinstance(place, tuple))
+
+    def _backward(
+        self, ctx: Any, cotangents: Sequence[torch.Tensor | None], asked: tuple[int, ...], saved: Sequence[Any]
+    ) -> tuple[list[torch.Tensor | None], Step]:
+        """The gradients, and the step that made them."""
+        known = ctx.kind.extents
+        kept = {n: t if t is not None else v for n, t, v in zip(ctx.kind.saving.kept, saved, ctx.numbers or saved)}
         step = self.derivative.step(asked, [g is not None for g in cotangents])
         given = [
-            kept[source] if isinstance(source, str) else _cotangent(cotangents, source, a, ctx.extents)
+            kept[source] if isinstance(source, str) else _cotangent(cotangents, source, a, known)
             for source, a in zip(step.reads, step.program.inputs)
         ]
         if step.program.inputs:
-            results = self.way.backward(step, given, ctx.extents) if step.program.outputs else []
+            results = self.way.backward(step, given, known) if step.program.outputs else []
         else:  # gradients that depend on nothing, not even on a cotangent, are zero
-            sizes = extents(step.program, ctx.extents)
+            sizes = extents(step.program, known)
             device = next((g.device for g in cotangents if g is not None), None)
             made = [([sizes[a] for a in o.axes], torch_fns.DTYPES[o.dtype]) for o in step.program.outputs]
             results = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in made]
@@ -99,17 +184,17 @@ class Training:
             elif isinstance(place[0], str):
                 g = kept[place[0]].clone()
             else:
-                g = _cotangent(cotangents, place[0], self.argument[self.derivative.inputs[i]], ctx.extents)
+                g = _cotangent(cotangents, place[0], self.argument[self.derivative.inputs[i]], known)
             if asked[i] == SUM:
                 self.buffers[i].add_(g.reshape(self.buffers[i].shape))
                 gradients.append(None)
             else:
-                gradients.append(g if g.shape == ctx.shapes[i] else g.reshape(ctx.shapes[i]))
-        return gradients
+                gradients.append(g if g.shape == ctx.kind.shapes[i] else g.reshape(ctx.kind.shapes[i]))
+        return gradients, step
 
     def _asked(self, ctx: Any) -> tuple[int, ...]:
         """Which gradients this pass of the engine wants: of the inputs that need one, perhaps not all (`torch.autograd.grad`)."""
-        asked = ctx.saving.asked
+        asked = ctx.kind.saving.asked
         if self.buffers:
             asked = tuple(SUM if i in self.buffers and a else a for i, a in enumerate(asked))
         if _executes is None or sum(map(bool, asked)) < 2:
@@ -117,9 +202,16 @@ class Training:
         nodes = iter(ctx.next_functions)
         chosen = []
         for i, a in enumerate(asked):
-            node = next(nodes)[0] if ctx.shapes[i] is not None else None
+            node = next(nodes)[0] if ctx.kind.shapes[i] is not None else None
             chosen.append(a if not a or node is None or _wanted(node) else NO)
         return tuple(chosen)
+
+
+def _picker(places: Sequence[int]) -> Callable[[tuple], tuple]:
+    """What picks the values at these places."""
+    if len(places) < 2:
+        return lambda values: tuple(values[i] for i in places)
+    return operator.itemgetter(*places)
 
 
 def _cotangent(cotangents: Sequence[torch.Tensor | None], place: int, argument: spec.Argument, known: Extents) -> torch.Tensor:
@@ -224,9 +316,7 @@ class Eager:
     def backward(self, step: Step, given: Sequence[Any], known: Extents) -> list[torch.Tensor]:
         """The gradients with one dim per axis."""
         runner = self.runner(step)
-        key = arguments.key(given)
-        if key is not None:
-            key = (key, *[known[a] for a in self.axes])
+        key = self._key(arguments.key(given), known)
         plan = runner.plans.get(key) if key is not None else None
         if plan is None:
             device = arguments.check(step.program, given)
@@ -240,12 +330,27 @@ class Eager:
         return plan.run(given)
 
 
+    def _key(self, key: tuple | None, known: Extents) -> tuple | None:
+        """Of a backward, whose arguments may not tell every extent."""
+        return None if key is None else (key, *[known[a] for a in self.axes])
+
+    def plan(self, saving: Saving, key: tuple | None) -> plans.Plan | None:
+        """A kept plan of the forward."""
+        if key is None:
+            return None
+        return self.fn.kept_plan(key) if saving.program is None else self.runner(saving).plans.get(key)
+
+    def plan_backward(self, step: Step, key: Sequence[Any], known: Extents) -> plans.Plan | None:
+        """A kept plan of the backward."""
+        return self.runner(step).plans.get(self._key(tuple(key), known))
+
+
 class Runner:
     """The plans of one program, by kind of call."""
 
     def __init__(self, program: spec.Program, functions: Mapping[str, Any], objects: Any) -> None:
         self.program, self.functions, self.objects = program, functions, objects
-        self.plans = plans.Plans()
+        self.plans: plans.Kept = plans.Kept()
 
     def plan(self, key: tuple | None, tensors: Sequence[Any], binding: Binding, device: torch.device) -> plans.Plan:
         """Decide calls of this kind."""
@@ -316,52 +421,3 @@ def described(fn: Any, tensors: Sequence[Any], known: Extents) -> tuple[str, ...
         f"the backward {'launches' if arguments.runs_kernels(arguments.device_of(tensors)) else 'on a GPU would launch'} "
         f"{', '.join(k.name for k in step.program.kernels) or 'nothing'}",
     )
-
-
-def buffers(fn: Any, tensors: Sequence[Any], given: Mapping[str, Any], derivative: Derivative) -> dict[int, torch.Tensor]:
-    """The buffers of `accumulate_into` by place of their input. Raises CallError with everything that is wrong with them."""
-    if fn.objects.whole:
-        raise errors.refuse(
-            errors.BUILD,
-            f"{fn.program.name}: a build has no kernels that leave a gradient in f32, as accumulate_into needs",
-            help="compile the program with coda_lang.compile, or let the gradient be returned",
-        )
-    problems = []
-    made: dict[int, torch.Tensor] = {}
-    for name, buffer in given.items():
-        where = f"{fn.program.name}: accumulate_into[{name!r}]"
-        wrong, remedy = "", ""
-        i = derivative.inputs.index(name) if name in derivative.inputs else -1
-        if i < 0 or not derivative.differentiable[i]:
-            wrong = "the program has no such input" if i < 0 else "this input never has a gradient"
-            remedy = f"name one of {', '.join(n for n, d in zip(derivative.inputs, derivative.differentiable) if d)}"
-        elif not isinstance(tensors[i], torch.Tensor) or (torch.is_grad_enabled() and not tensors[i].requires_grad):
-            wrong = f"the argument {name!r} does not require a gradient, so none would be added"
-            remedy = f"pass {name}.requires_grad_(), or leave the buffer out"
-        else:
-            wrong, remedy = _buffer_problem(tensors[i], buffer, tensors)
-        if wrong:
-            problems.append(errors.problem(errors.ACCUMULATE, f"{where}: {wrong}", help=remedy))
-        made[i] = buffer
-    if problems:
-        raise errors.CallError(problems)
-    return made
-
-
-def _buffer_problem(tensor: torch.Tensor, buffer: Any, tensors: Sequence[Any]) -> tuple[str, str]:
-    """What is wrong with a buffer for the gradient of `tensor`, and the remedy; empty where nothing is."""
-    if type(buffer) not in arguments.PLAIN:
-        return f"got {type(buffer).__name__}, expected a plain torch.Tensor", "pass a tensor of the argument's shape"
-    if buffer.dtype not in (*BUFFERS, tensor.dtype):
-        return f"got dtype {buffer.dtype}, expected torch.float32 or torch.bfloat16", "a float32 buffer loses least"
-    if buffer.shape != tensor.shape or buffer.device != tensor.device:
-        have, want = (f"{list(t.shape)} on {t.device}" for t in (buffer, tensor))
-        return f"got a tensor {have}, expected {want}", "make it by torch.zeros_like(argument, dtype=torch.float32)"
-    if buffer.requires_grad:
-        return "the buffer itself requires a gradient", "pass buffer.detach(), which shares its memory"
-    if any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape)):
-        return "the buffer is expanded: several elements share one place", "pass a tensor with an element for each"
-    storage = buffer.untyped_storage().data_ptr()
-    if storage and any(isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() == storage for t in tensors):
-        return "the buffer shares memory with an argument", "pass memory of its own"
-    return "", ""

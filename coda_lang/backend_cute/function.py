@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import arguments, autograd, configs, derivative, errors, host, plans, spec, torch_fns, torch_ops, tune, tuned, twin
+from . import accumulate, arguments, autograd, configs, derivative, errors, host, plans, spec, torch_fns, torch_ops, tune, tuned, twin
 from .binding import Binding, bind, check_conditions
 from .prune import prune
 from .selfcheck import main
@@ -124,7 +124,7 @@ class Function:
         self.last_backward: str | None = None
         self.operator: Any = None
         self.tuned: list[Mapping[str, int]] = []  # the extents at which this process has tuned it
-        self._plans = plans.Plans()
+        self._plans: plans.Kept = plans.Kept()
         self._whole: spec.Program | None = None  # of a function that computes chosen outputs: the program with all
         self._derivative: derivative.Derivative | None = None
         self._training: autograd.Training | None = None
@@ -230,6 +230,10 @@ class Function:
         self.last_path = "kernels"
         return plan.run(tensors), plan.extents
 
+    def kept_plan(self, key: tuple) -> plans.Plan | None:
+        """The plan of calls of a kind, where one was made."""
+        return self._plans.get(key)
+
     def training(self, way: autograd.Way, buffers: Mapping[int, Any] = {}) -> autograd.Training:
         """Differentiable calls, run in one way. Raises CallError where the program has no derivative."""
         if self._derivative is None:
@@ -278,7 +282,7 @@ class Function:
         self._training = training
         if accumulate_into is not None:
             arguments.check(self.program, tensors)
-            buffers = autograd.buffers(self, tensors, accumulate_into, training.derivative)
+            buffers = accumulate.buffers(self, tensors, accumulate_into, training.derivative)
             training = self.training(training.way, buffers)
         if not arguments.wants_gradients(tensors, training.derivative.differentiable):
             return self._detached(tensors)

@@ -1,13 +1,13 @@
 """A call of kernels, decided: steps over slots, made once for every kind of call and run at each.
 
-In: what `host` decided. Out: `Plan`, to be run on arguments of the kind it was made for; `Plans`, those of a function. Non-goal: deciding.
+In: what `host` decided. Out: `Plan`, to be run on arguments of the kind it was made for; `Kept`, those of a function. Non-goal: deciding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,6 +15,7 @@ from . import spec
 
 Slots = list[Any]
 Step = Callable[[Slots], None]
+T = TypeVar("T")
 
 
 @dataclass
@@ -56,14 +57,14 @@ class Plan:
         return [slots[i] for i in self.results]
 
 
-class Plans(dict[tuple, Plan]):
-    """Plans by kind of call, as `arguments.key` tells kinds apart; past `limit` the older half goes."""
+class Kept(dict[Any, T]):
+    """What was decided by kind of call, as `arguments.key` tells kinds apart; past `limit` the older half goes."""
 
     limit = 512
 
-    def keep(self, key: tuple, plan: Plan) -> None:
+    def keep(self, key: Any, decided: T) -> None:
         """Add one."""
         if len(self) >= self.limit:
             for old in list(self)[: self.limit // 2]:
                 self.pop(old, None)
-        self[key] = plan
+        self[key] = decided

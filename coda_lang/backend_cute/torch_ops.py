@@ -133,6 +133,12 @@ class Registered:
         """The backward; `step` goes as what it was made for."""
         return list(self.operators.backward(list(given), [known[a] for a in self.axes], list(step.asked), list(step.known)))
 
+    def plan(self, saving: Saving, key: tuple | None) -> None:
+        """Never a plan: the operator decides."""
+
+    def plan_backward(self, step: Step, key: Sequence[Any], known: autograd.Extents) -> None:
+        """Never a plan: the operator decides."""
+
 
 def _define(name: str, schema: str) -> Any:
     LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
