@@ -20,7 +20,7 @@ from .ir import interp
 from .ir.graph import Program
 from .ir.kernels import Plan
 from .ops import RENAME
-from .passes import training
+from .passes import saving, training
 
 EXACT, ROUNDED = 1e-6, 0.04  # relative Frobenius norms; constants of derivative rules are f32, operands of products bf16
 SIZES = (5, 7, 24, 3)  # of free axes, in turn
@@ -59,7 +59,7 @@ def check(
     size = {**default_extents(program), **(extents or {})}
     given = given or inputs(program, size, seed)
     plan, forward = passes.run(program, strict=strict), passes.prepared(program, strict)
-    for way, found in training.ways(forward)[:most]:
+    for way, found in saving.ways(forward, strict)[:most]:
         made = training.planned(plan, found)
         yield from compare(program, made, way, given, size)
 

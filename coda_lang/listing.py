@@ -76,6 +76,7 @@ def laws(op: Op) -> str:
     facts += [f"linear in {' and '.join(group)}" + (" together" if len(group) > 1 else "") for group in linear]
     facts += ["commutative"] if op.laws.commutative else []
     facts += ["0 at 0"] if op.laws.zero else []
+    facts += ["never 0"] if op.laws.nonzero else []
     return "; ".join(facts)
 
 

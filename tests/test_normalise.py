@@ -50,7 +50,7 @@ def moved(text: str) -> tuple[Program, Program, tuple]:
 
 
 def sizes(program: Program) -> dict[str, int]:
-    return {a.name: a.extent or SIZES[a.name] for a in program.axes}
+    return {a.name: a.extent or SIZES.get(a.name, 4) for a in program.axes}
 
 
 def stages(text: str) -> tuple[Stages, Stages, Program]:

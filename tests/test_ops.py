@@ -343,6 +343,12 @@ def test_zero_stays_zero(case):
     assert torch.equal(y, torch.zeros_like(y))
 
 
+@by_id([c for c in SMOOTH if c.entry.laws.nonzero])
+def test_never_zero(case):
+    extremes = torch.tensor([1e-45, 1e-30, 1.0, 3e38]).reshape([4, *[1] * 7][: len(FRAME.order)])
+    assert bool((case.entry.ref(torch, *(extremes for _ in case.args)) != 0).all())
+
+
 UNDECIDED = ("div", "cast", "pow")  # 0 at 0 or not, by the other argument
 NEVER_ZERO = [c for c in SMOOTH if not c.entry.laws.zero and c.entry.kind == "map" and differentiable(c) and c.op not in UNDECIDED]
 

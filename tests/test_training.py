@@ -20,7 +20,7 @@ from coda_lang.diagnostics.model import CodaError  # noqa: E402
 from coda_lang.ir.graph import Lit, Output, Program, Tensor, Var  # noqa: E402
 from coda_lang.ir.kernels import Gemm, Plan  # noqa: E402
 from coda_lang.ir.types import BF16, F32, Ty  # noqa: E402
-from coda_lang.passes import training  # noqa: E402
+from coda_lang.passes import saving, training  # noqa: E402
 from coda_lang.source import Source  # noqa: E402
 
 SPECS = {p.name: p.read_text(encoding="utf-8") for p in sorted((ROOT / "specs").glob("*.coda"))}
@@ -168,7 +168,7 @@ def far(case: optable.Case) -> float:
     """The largest error of a program of one operator, under the planned way of saving."""
     program, given = alone(case)
     size = {a.name: optable.EXTENTS[a.name] for a in program.axes}
-    plan = training.planned(passes.run(program), training.joint(passes.prepared(program)))
+    plan = training.planned(passes.run(program), saving.joint(passes.prepared(program)))
     found = gradcheck.compare(program, plan, "as planned", given, size)
     return max(f.error for f in found if f.how in ("oracle", "twin"))
 
@@ -258,10 +258,10 @@ def test_no_residual_is_narrower_than_what_the_forward_uses() -> None:
 def test_a_refused_derivative_says_how_to_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
     from coda_lang.diagnostics.model import Diagnostic
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise CodaError([Diagnostic("C0601", "no tile holds it", None)])
 
-    monkeypatch.setattr(training, "joint", refuse)
+    monkeypatch.setattr(training, "planned", refuse)
     with pytest.raises(CodaError) as e:
         trained(BLOCKS["mlp"])
     assert "forward program mlp" in e.value.diagnostics[0].notes[-1]

@@ -180,7 +180,7 @@ op("sqrt", "x",
 op("rsqrt", "x",
    doc="1 / √x; inf at 0, NaN below.", derivative="dx = −g·x^(−3/2) / 2.",
    ref=lambda T, x: T.rsqrt(x), vjp=lambda b, g, r, x: (-0.5 * g * (r * r * r),), emit="f.rsqrt({x})", flops=4, ulp=2,
-   laws=Laws(homogeneous=-0.5), domain=POSITIVE)
+   laws=Laws(homogeneous=-0.5, nonzero=True), domain=POSITIVE)
 op("square", "x",
    doc="x².", derivative="dx = 2·g·x.",
    ref=lambda T, x: T.square(x), vjp=lambda b, g, r, x: (g * (2.0 * x),), emit="f.square({x})",
@@ -237,12 +237,12 @@ op("softplus", "x",
    doc="log(1 + eˣ), without overflow.", derivative="dx = g·sigmoid x.",
    ref=lambda T, x: T.logaddexp(x, T.zeros_like(x)), vjp=lambda b, g, r, x: (g * b.sigmoid(x),), emit="f.softplus({x})", flops=12, ulp=4)
 op("relu", "x",
-   doc="max(x, 0).", derivative="dx = g where x > 0, 0 at 0.",
-   ref=lambda T, x: T.relu(x), vjp=lambda b, g, r, x: (b.where(x <= 0.0, 0.0, g),), emit="f.relu({x})",
+   doc="max(x, 0).", derivative="dx = g where the result is > 0, 0 at 0.",
+   ref=lambda T, x: T.relu(x), vjp=lambda b, g, r, x: (b.where(r <= 0.0, 0.0, g),), emit="f.relu({x})",
    laws=Laws(homogeneous=1, zero=True), domain=Domain(kinks=(0.0,)))
 op("relu2", "x",
-   doc="max(x, 0)², the squared ReLU.", derivative="dx = g·2·max(x, 0).",
-   ref=lambda T, x: T.relu(x).square(), vjp=lambda b, g, r, x: (g * (2.0 * b.relu(x)),), emit="f.relu2({x})",
+   doc="max(x, 0)², the squared ReLU.", derivative="dx = g·2·√(the result), which is g·2·max(x, 0).",
+   ref=lambda T, x: T.relu(x).square(), vjp=lambda b, g, r, x: (g * (2.0 * b.sqrt(r)),), emit="f.relu2({x})",
    laws=Laws(homogeneous=2, zero=True), flops=2, domain=Domain(kinks=(0.0,)))
 op("silu", "x",
    doc="x·sigmoid x, also called swish.", derivative="dx = g·s·(1 + x·(1 − s)), s = sigmoid x.",

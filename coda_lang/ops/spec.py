@@ -41,13 +41,14 @@ class Laws:
 
     homogeneous: f(r·x) = rᵏ·f(x) for r > 0 when *all* float arguments are scaled; the degree k.
     linear: groups of arguments in which f is jointly linear, the others held fixed (`mul`: x, or y; `add`: x and y together).
-    commutative: f(x, y) = f(y, x). zero: f(0) = 0, so zero padding stays zero.
+    commutative: f(x, y) = f(y, x). zero: f(0) = 0, so zero padding stays zero. nonzero: f(x) ≠ 0 in f32 for every finite x of its domain.
     """
 
     homogeneous: float | None = None
     linear: tuple[tuple[str, ...], ...] = ()
     commutative: bool = False
     zero: bool = False
+    nonzero: bool = False
 
 
 @dataclass(frozen=True)

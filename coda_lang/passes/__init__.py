@@ -73,7 +73,7 @@ def trained(program: Program, strict: bool = False) -> Plan:
     if not training.differentiable(program):
         return plan
     try:
-        return training.derive(plan, prepared(program, strict))
+        return training.derive(plan, prepared(program, strict), strict)
     except CodaError as e:
         raise training.refused(program, e) from None
 

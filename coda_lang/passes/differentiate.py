@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from .. import ops
 from ..diagnostics.model import CodaError, Diagnostic
-from ..ir.graph import Eqn, Lit, Output, Program, Tensor, Var
+from ..ir.graph import Atom, Eqn, Lit, Output, Program, Tensor, Var
 from ..ir.types import F32
 from ..ops.builder import EqnBuilder, Value, unbroadcast
 from .state import is_temporary
@@ -31,6 +31,8 @@ class Derivative:
     program: Program
     cotangents: tuple[tuple[str, str], ...]  # (output, input of the backward)
     gradients: tuple[tuple[str, str], ...]  # (input, output of the backward)
+    totals: tuple[tuple[str, Atom], ...]  # (value, its whole cotangent), of the values that a gradient flows through
+    forward: Program  # whose derivative it is
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,11 @@ def differentiate(program: Program) -> Derivative:
         sums[o.value.name].append(Part(b.value(Var(t.name, replace(o.value.ty, dtype=t.dtype)))))
     carries = active(program)
     called: dict[str, str] = {}
+    totals: dict[str, Atom] = {}
     for e in reversed(program.eqns):
         if e.out.name in carries and e.out.name in sums:
             total = _step(b, e, sums, carries)
+            totals[e.out.name] = total.atom
             if isinstance(total.atom, Var) and is_temporary(total.atom.name) and not is_temporary(e.out.name):
                 called.setdefault(total.atom.name, f"d_{e.out.name}")
     outputs, pairs = [], []
@@ -68,8 +72,9 @@ def differentiate(program: Program) -> Derivative:
         pairs.append((t.name, name))
     inputs = (*program.inputs, *cotangents)
     backward = replace(program, name=f"{program.name}_backward", inputs=inputs, outputs=tuple(outputs), eqns=tuple(b.eqns), doc="")
-    backward = _renamed(backward, called)
-    return Derivative(backward, tuple((o.tensor.name, t.name) for o, t in zip(sources, cotangents)), tuple(pairs))
+    backward, names = _renamed(backward, called)
+    whole = tuple((v, replace(a, name=names.get(a.name, a.name)) if isinstance(a, Var) else a) for v, a in totals.items())
+    return Derivative(backward, tuple((o.tensor.name, t.name) for o, t in zip(sources, cotangents)), tuple(pairs), whole, program)
 
 
 def active(program: Program) -> frozenset[str]:
@@ -82,8 +87,8 @@ def active(program: Program) -> frozenset[str]:
     return frozenset(carries)
 
 
-def _renamed(program: Program, called: dict[str, str]) -> Program:
-    """The cotangent of a value that the source names is called after it, and so is that cotangent rounded."""
+def _renamed(program: Program, called: dict[str, str]) -> tuple[Program, dict[str, str]]:
+    """The cotangent of a value that the source names is called after it, and so is that cotangent rounded; also who is called how."""
     taken = {v.name for e in program.eqns for v in (e.out, *e.args) if isinstance(v, Var)} | {t.name for t in program.inputs}
     taken |= {o.tensor.name for o in program.outputs}
     names: dict[str, str] = {}
@@ -99,7 +104,7 @@ def _renamed(program: Program, called: dict[str, str]) -> Program:
         return replace(v, name=names.get(v.name, v.name))
 
     eqns = tuple(replace(e, out=new(e.out), args=tuple(new(a) if isinstance(a, Var) else a for a in e.args)) for e in program.eqns)
-    return replace(program, eqns=eqns, outputs=tuple(replace(o, value=new(o.value)) for o in program.outputs))
+    return replace(program, eqns=eqns, outputs=tuple(replace(o, value=new(o.value)) for o in program.outputs)), names
 
 
 def _step(b: EqnBuilder, e: Eqn, sums: dict[str, list[Part]], carries: frozenset[str]) -> Value:

@@ -103,6 +103,7 @@ class _Cut:
         self.after = after
         self.barrier = barrier = max([self.at[e.out.name] for e in program.eqns if e.out.name not in after], default=-1)
         self.home: dict[str, Home] = {t.name: Home(None, barrier if t.name in late else -1) for t in program.inputs}
+        self.again = late & set(self.defs)
         self.kept = {o.value.name for o in program.outputs} | stored
         for e in program.eqns:
             self.home[e.out.name] = self._home(e)
@@ -114,6 +115,8 @@ class _Cut:
             return self._product(e)
         homes = [self.home[a.name] for a in e.args if isinstance(a, Var)]
         since = max((h.since for h in homes), default=-1)
+        if e.out.name in self.again and all(h.stage is None or h.stage <= self.barrier for h in homes):
+            return Home(None, max(since, self.barrier))
         tiles = sorted({h.stage for h in homes if h.stage is not None and not h.finished}, reverse=True)
         if not tiles:
             return self._from_stored(e, homes, since)
@@ -176,20 +179,35 @@ class _Cut:
             self._new(number, group.axes, group)
         for a in e.args if e.op == ops.CONTRACT.name else ():
             assert isinstance(a, Var)
-            self._operand(a)
+            self._operand(a, number)
         return Home(number, -1)
 
-    def _operand(self, a: Var) -> None:
-        """An operand must be stored: what is no view of a stored tensor is kept, by a map kernel of its own if it has no home."""
+    def _operand(self, a: Var, before: int) -> None:
+        """An operand must be stored: what is no view of a stored tensor is kept. What has no home is stored by an earlier kernel that
+        computes with the same values, else by a map kernel of its own."""
         while a.name in self.defs and self.defs[a.name].op in VIEWS and a.name not in self.kept:
             a = self.defs[a.name].args[0]  # type: ignore[assignment]
         if a.name in self.inputs or a.name in self.kept and self.home[a.name].stage is not None:
             return
-        self.kept.add(a.name)
         home = self.home[a.name]
         if home.stage is None:
-            stage = self._map_stage(self.defs[a.name], home.since)
+            stage = self._beside(a, home.since, before) or self._map_stage(self.defs[a.name], home.since)
             self.home[a.name] = Home(stage.number, -1)
+        self.kept.add(a.name)
+
+    def _beside(self, a: Var, since: int, before: int) -> _Stage | None:
+        """A stage between these two that computes with what `a` is computed from, tile by tile."""
+        late = a.name in self.after
+        behind = {x.name for v in self._behind(a) for x in (v, *self.defs[v.name].args) if isinstance(x, Var) and x.ty.axes == a.ty.axes}
+        for number, stage in sorted(self.stages_by_number.items()):
+            if not since < number < before or not set(a.ty.axes) <= stage.over or (number > self.barrier) != late:
+                continue
+            for e in self.program.eqns:
+                args = {x.name for x in e.args if isinstance(x, Var)}
+                here = any(x in self.home and self.home[x].stage == number and not self.home[x].finished for x in args)
+                if here and ops.TABLE[e.op].kind == "map" and args & behind:
+                    return stage
+        return None
 
     # --- what is stored ------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """What `codac plan` prints about a program's derivative: what is saved and why, and where each value of the backward can be known.
 
 In: a `Plan` with `derived`. Out: text, and `decisions`, the block-locality theorem applied (docs/theorem.md). Costs are bytes and FLOPs at
-nominal extents. Non-goals: deciding (`training`, `place`).
+nominal extents. Non-goals: deciding (`saving`, `place`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from .. import ops
 from ..ir.graph import Eqn, Program, Tensor, Var
 from ..ir.kernels import Derived, Finish, Gemm, Plan
 from .report import report
+from .saving import BYTES_PER_SECOND, FLOPS_PER_SECOND, saved_by_autograd
 from .state import definitions, is_temporary, nominal
-from .training import BYTES_PER_SECOND, FLOPS_PER_SECOND, saved_by_autograd
 
 EPILOGUE, MAP, PARTIAL, PRODUCT, AGAIN = "epilogue", "map", "partial", "product", "again"
 

@@ -1,6 +1,7 @@
 """What a law is: a record with its name, what it says, when it holds, what rounding it moves, and the rewriting itself.
 
-In: nothing but programs. Out: `Law`, `Use`. Non-goals: which laws there are (`laws.LAWS`), when they are applied (`passes.normalise`).
+In: nothing but programs. Out: `Law` of programs, `DerivativeLaw` of a program with its backward, `Use`. Non-goals: which laws there are
+(`laws.LAWS`, `laws.OF_DERIVATIVES`), when they are applied (`passes.normalise`; `passes.training`, where they pay).
 """
 
 from __future__ import annotations
@@ -9,17 +10,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ir.graph import Eqn, Program
+from ..differentiate import Derivative
 
 
 @dataclass(frozen=True)
 class Use:
     """One application of a law: `at` is the equation it changed, `did` says in words what was done there and what is rounded now."""
 
-    law: Law
+    law: Law | DerivativeLaw
     at: Eqn
     did: str
     moved: tuple[str, ...] = ()  # the values that are used elsewhere now
     rounds: str = ""  # the value that is rounded instead of another; "" where no rounding moved
+
+    @property
+    def place(self) -> str:
+        """What tells it from other uses."""
+        return self.at.out.name
 
     def __str__(self) -> str:
         return f"{self.law.name}, {self.law.statement}: {self.did}"
@@ -48,9 +55,31 @@ class Law:
         return bool(self.rounding)
 
 
-def place(e: Eqn) -> str:
+DerivativeRewriting = Callable[[Derivative, "frozenset[str] | None"], tuple[Derivative, tuple[Use, ...]]]
+
+
+@dataclass(frozen=True)
+class DerivativeLaw:
+    """One law of what stands between a forward and its backward: a choice with a cost, not a normal form.
+
+    `rewrite(derivative, only)` uses it everywhere, or `only` at these places (the names of `Use.at`'s results).
+    """
+
+    name: str
+    statement: str
+    condition: str
+    rewrite: DerivativeRewriting
+    rounding: str = ""
+
+    @property
+    def strict_forbids(self) -> bool:
+        """`--strict` forbids what moves a rounding."""
+        return bool(self.rounding)
+
+
+def spot(e: Eqn) -> str:
     """Where an equation stands, for `Use.did`."""
     return f"{e.span}" if e.span else e.out.name
 
 
-__all__ = ["Law", "Rewriting", "Use", "place"]
+__all__ = ["DerivativeLaw", "Law", "Rewriting", "Use", "spot"]

@@ -1,0 +1,163 @@
+"""*Homogeneous* and *adjoint swap*: where y = f(z) and f(r·z) = rᵏ·f(z), Euler's theorem says Σ z·dz = k · Σ y·dy.
+
+The gradient of a row's scale, z = u ⊙ r, is Σ dz ⊙ u = Σ z·dz / r: what a norm needs where its scale has moved out of a product. Σ y·dy
+asks for neither u nor z: a rotation (linear, k = 1), relu, relu2, a gate times an up of such, or nothing at all (y = z) is followed
+as far as it is homogeneous in z, and what stands there is often stored anyway. A rotation is no case of its own: ⟨z, Rᵀdy⟩ = ⟨Rz, dy⟩.
+
+*Adjoint swap* follows z through roundings and products too, Σₖ n·(dz@Wᵀ) = Σₙ (n@W)·dz: the row sum is then known one product earlier.
+The sum is taken of rounded values, so a rounding moves; *homogeneous* alone moves none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ... import ops
+from ...ir.graph import Atom, Eqn, Var
+from ...ops.builder import EqnBuilder, Value
+from ..differentiate import Derivative, active
+from ..state import definitions
+from .degree import degree_of
+from .factors import DIVIDE
+from .law import DerivativeLaw, DerivativeRewriting, Use, spot
+
+
+@dataclass(frozen=True)
+class Site:
+    """The sum that is a scale's gradient: `total` is Σ dz ⊙ u, z = u ⊙ r; `kept` are r's axes."""
+
+    total: Eqn
+    z: Eqn
+    r: Var
+    kept: frozenset[str]
+
+
+def sites(derivative: Derivative) -> list[Site]:
+    """Every gradient of a scale that cannot be 0."""
+    program, totals = derivative.program, dict(derivative.totals)
+    defs = definitions(program)
+    held: dict[tuple[Atom, Atom], list[Eqn]] = {}
+    for e in program.eqns:
+        product = defs.get(e.args[0].name) if e.op == ops.SUM.name and isinstance(e.args[0], Var) else None
+        if product is not None and product.op == ops.MUL.name:
+            held.setdefault((product.args[0], product.args[1]), []).append(e)
+    found = []
+    for name, g in totals.items():
+        z = defs[name]
+        if z.op != ops.MUL.name:
+            continue
+        for u, r in (z.args, z.args[::-1]):
+            if not isinstance(r, Var) or not isinstance(u, Var) or not _never_zero(r, defs):
+                continue
+            kept = frozenset(r.ty.axes)
+            for total in held.get((g, u), []):
+                if set(total.attr("axes")) == set(z.out.ty.axes) - kept:  # type: ignore[call-overload]
+                    found.append(Site(total, z, r, kept))
+    return found
+
+
+def _never_zero(r: Var, defs: dict[str, Eqn]) -> bool:
+    e = defs.get(r.name)
+    return e is not None and ops.TABLE[e.op].laws.nonzero
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A value that is homogeneous in z, of this degree, and whose cotangent is made by what is not."""
+
+    value: Var
+    degree: float
+
+
+def leaves(derivative: Derivative, site: Site, rounded: bool) -> list[Leaf]:
+    """How far z can be followed: `rounded` through casts and products too."""
+    program, totals = derivative.program, dict(derivative.totals)
+    carries = active(program)
+    forward = [e for e in program.eqns if e.out.name in totals]
+    degree: dict[str, float] = {site.z.out.name: 1.0}
+    for e in forward[forward.index(site.z) + 1 :]:
+        if e.out.name not in degree and any(isinstance(a, Var) and a.name in degree for a in e.args):
+            k = degree_of(e, degree, site.kept, rounded)
+            if k is not None:
+                degree[e.out.name] = k
+    users: dict[str, list[Eqn]] = {}
+    for e in forward:
+        for a in e.args:
+            if isinstance(a, Var) and a.name in carries:
+                users.setdefault(a.name, []).append(e)
+    shown = {o.value.name for o in derivative.forward.outputs}
+    while True:
+        whole = {v for v in degree if v not in shown and users.get(v) and all(e.out.name in degree for e in users[v])}
+        cut = [v for v in degree if v != site.z.out.name and not _inside(definitions(program)[v], degree, whole)]
+        if not cut:
+            break
+        for v in cut:
+            del degree[v]
+    values = {e.out.name: e.out for e in forward}
+    return [Leaf(values[v], k) for v, k in degree.items() if v not in whole]
+
+
+def _inside(e: Eqn, degree: dict[str, float], whole: set[str]) -> bool:
+    """Do only values followed whole lead to e?"""
+    return all(a.name in whole for a in e.args if isinstance(a, Var) and a.name in degree)
+
+
+def _rewriting(law: str, rounded: bool) -> DerivativeRewriting:
+    def rewrite(derivative: Derivative, only: frozenset[str] | None = None) -> tuple[Derivative, tuple[Use, ...]]:
+        """Every such gradient (or `only` those, by name) as a sum over the leaves."""
+        totals, program = dict(derivative.totals), derivative.program
+        chosen: dict[str, tuple[Site, list[Leaf]]] = {}
+        for site in sites(derivative):
+            found = leaves(derivative, site, rounded)
+            crossed = {leaf.value.name for leaf in found} != {leaf.value.name for leaf in leaves(derivative, site, False)}
+            if (only is None or site.total.out.name in only) and site.total.out.name not in chosen and (crossed or not rounded):
+                chosen[site.total.out.name] = site, found
+        if not chosen:
+            return derivative, ()
+        taken = set(definitions(program)) | {t.name for t in program.inputs} | {o.tensor.name for o in program.outputs}
+        b = EqnBuilder(program.axes, taken)
+        uses = []
+        for e in program.eqns:
+            if e.out.name not in chosen:
+                b.eqns.append(e)
+                continue
+            site, found = chosen[e.out.name]
+            start = len(b.eqns)
+            b.apply(DIVIDE, (_summed(b, found, totals, site.kept), site.r))
+            b.eqns[start:] = [replace(x, span=e.span) for x in b.eqns[start:]]
+            b.eqns.append(replace(b.eqns.pop(), out=e.out))
+            names = " and ".join(f"{leaf.value.name}{f' (degree {leaf.degree:g})' * (leaf.degree != 1)}" for leaf in found)
+            did = f"the gradient of the scale {site.r.name} at {spot(site.z)} is a sum over {names or 'nothing'}"
+            uses.append(Use(BY_NAME[law], e, did, (site.z.out.name,), names if rounded else ""))
+        return replace(derivative, program=replace(program, eqns=tuple(b.eqns))), tuple(uses)
+
+    return rewrite
+
+
+def _summed(b: EqnBuilder, found: list[Leaf], totals: dict[str, Atom], kept: frozenset[str]) -> Value:
+    total: Value | None = None
+    for leaf in found:
+        if leaf.degree == 0:
+            continue
+        value = b.value(totals[leaf.value.name]) * b.value(leaf.value)
+        over = tuple(a for a in value.ty.axes if a not in kept)
+        value = b.sum(value, axes=over) if over else value
+        value = value if leaf.degree == 1 else value * leaf.degree
+        total = value if total is None else total + value
+    return b.value(0.0) if total is None else total
+
+
+EULER = DerivativeLaw(
+    name="homogeneous",
+    statement="f(r·z) = rᵏ·f(z) ⇒ Σ z·dz = k · Σ y·dy",
+    condition="y is made of z by linear and homogeneous operators within one product's epilogue; the scale r in z = u ⊙ r is never 0",
+    rewrite=_rewriting("homogeneous", rounded=False),
+)
+ADJOINT = DerivativeLaw(
+    name="adjoint swap",
+    statement="Σₖ n·(dz@Wᵀ) = Σₙ (n@W)·dz",
+    condition="n is an operand, homogeneous in what its scale r multiplies; r is never 0",
+    rewrite=_rewriting("adjoint swap", rounded=True),
+    rounding="the sum is taken of what the rounded n gives",
+)
+BY_NAME = {law.name: law for law in (EULER, ADJOINT)}

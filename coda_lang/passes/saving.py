@@ -1,0 +1,245 @@
+"""What is saved between forward and backward and what is computed again: both cut as one program, in the cheapest way found.
+
+In: a program as it is before it is cut. Out: `Joint`, the stages of both and what the one leaves for the other. Choices: the laws of
+derivatives (`laws.OF_DERIVATIVES`), which values the backward computes a second time, and what the program says about saving, which
+overrules. Costs are seconds at nominal extents, from bytes and FLOPs at the target's rates. Non-goals: kernels (`training`), where a value
+can be known (`place`), words for people (`training_report`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import prod
+
+from .. import ops
+from ..ir.graph import Atom, Eqn, Program, Tensor, Var
+from .differentiate import Derivative, differentiate
+from .laws import OF_DERIVATIVES, DerivativeLaw, Use
+from .several import only, with_nominal
+from .simplify import live, simplify
+from .stages import Stages, cut
+from .state import State, definitions, nominal
+
+BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.0e12, 7.0e14
+ELEMENTWISE = ("map", "lanes", "move")
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Forward and backward of a program cut as one. `again`: products and values that the backward computes a second time."""
+
+    forward: Program  # simplified, with the outputs of the program
+    derivative: Derivative
+    both: Program
+    early: tuple[Program, ...]  # stages that outputs of the forward need
+    late: tuple[Program, ...]
+    same: tuple[tuple[str, str], ...]
+    again: tuple[str, ...] = ()
+    uses: tuple[Use, ...] = ()  # of laws of derivatives
+
+    @property
+    def residuals(self) -> tuple[Tensor, ...]:
+        """What the forward's stages leave for the backward's besides the program's outputs."""
+        outputs = {o.tensor.name for o in self.forward.outputs}
+        made = {o.tensor.name: o.tensor for p in self.early for o in p.outputs}
+        read = dict.fromkeys(t.name for p in self.late for t in p.inputs)
+        return tuple(made[name] for name in read if name in made and name not in outputs)
+
+    @property
+    def bytes(self) -> float:
+        """Of the residuals, at nominal extents."""
+        size = nominal(self.both)
+        return sum(prod(size[a] for a in t.axes) * t.dtype.bits / 8 for t in self.residuals)
+
+    def seconds(self) -> float:
+        """What one training step costs; what is held between forward and backward counts as one pass over it, for the memory it takes."""
+        return sum(map(seconds, (*self.early, *self.late))) + self.bytes / BYTES_PER_SECOND
+
+
+# --- what to save ------------------------------------------------------------------------------------------------------
+
+
+def joint(forward: Program, save: Iterable[str] | None = None, recompute: Iterable[str] | None = None, strict: bool = False) -> Joint:
+    """The cheapest way to cut forward and backward, under what the program (or the caller) says about saving."""
+    wanted = frozenset(forward.save if save is None else save)
+    again = all_of(_both(forward, differentiate(forward)), frozenset(forward.recompute if recompute is None else recompute), wanted)
+    best = _lawful(forward, wanted, again, strict)
+    derivative, both = best.derivative, _both(forward, best.derivative)
+    while True:
+        names = [t.name for t in best.residuals if t.name not in wanted]
+        others = [attempt(forward, derivative, both, wanted, frozenset((*best.again, name))) for name in names]
+        better = min(others, key=Joint.seconds, default=best)
+        if better.seconds() >= best.seconds():
+            return best
+        best = replace(better, uses=best.uses)
+
+
+def all_of(program: Program, names: frozenset[str], kept: frozenset[str]) -> frozenset[str]:
+    """`names`, and what those are made of element by element, as wide as themselves and not stored anyway: up to their products. Stored in
+    their place, that would cost what they were not to."""
+    stored, defs, found = {o.value.name for o in program.outputs} | kept, definitions(program), set(names)
+    pending = [n for n in names if n in defs]
+    while pending:
+        e = defs[pending.pop()]
+        for a in e.args if ops.TABLE[e.op].kind in ELEMENTWISE else ():
+            wide = isinstance(a, Var) and a.name in defs and set(e.out.ty.axes) <= set(a.ty.axes)
+            if wide and a.name not in stored | found:  # type: ignore[union-attr]
+                found.add(a.name)  # type: ignore[union-attr]
+                pending.append(a.name)  # type: ignore[union-attr]
+    return frozenset(found)
+
+
+def plain(forward: Program) -> Joint:
+    """The way without laws of derivatives, where nothing is computed again but as the program says."""
+    derivative = differentiate(forward)
+    both, wanted = _both(forward, derivative), frozenset(forward.save)
+    return attempt(forward, derivative, both, wanted, all_of(both, frozenset(forward.recompute), wanted))
+
+
+def _lawful(forward: Program, save: frozenset[str], again: frozenset[str], strict: bool) -> Joint:
+    """The cheapest use of the laws of derivatives: all that are allowed, or but one, or none; then without every use that gains nothing."""
+    start = differentiate(forward)
+    laws = tuple(law for law in OF_DERIVATIVES if not (strict and law.strict_forbids))
+
+    def tried(laws: Iterable[DerivativeLaw], only: frozenset[str] | None = None) -> Joint:
+        derivative, uses = start, list[Use]()
+        for law in laws:
+            derivative, more = law.rewrite(derivative, only)
+            uses += more
+        found = attempt(forward, derivative, _both(forward, derivative), save, again)
+        return replace(found, uses=tuple(uses))
+
+    best = tried(())
+    for some in (laws, *(tuple(law for law in laws if law is not out) for out in laws)):
+        other = tried(some)
+        best = other if other.uses and other.seconds() < best.seconds() else best
+    for use in best.uses:
+        kept = {u.place for u in best.uses} - {use.place}
+        other = tried([law for law in laws if law in [u.law for u in best.uses]], frozenset(kept))
+        best = other if len(other.uses) < len(best.uses) and other.seconds() <= best.seconds() else best
+    return best
+
+
+def _both(forward: Program, derivative: Derivative) -> Program:
+    """Forward and backward as one program, simplified."""
+    both = replace(derivative.program, outputs=(*forward.outputs, *derivative.program.outputs))
+    return with_nominal(simplify(State(both)).program)
+
+
+def attempt(forward: Program, derivative: Derivative, both: Program, save: frozenset[str], recompute: frozenset[str]) -> Joint:
+    """One way: `save` is stored, `recompute` is not."""
+    cotangents = frozenset(c for _, c in derivative.cotangents)
+    program, clones = computed_again(both, cotangents, recompute)
+    stages = cut(program, cotangents | clones, save & {e.out.name for e in both.eqns})
+    early, late = _apart(stages, forward, derivative, program)
+    return Joint(forward, derivative, program, early, late, stages.same, tuple(sorted(recompute)))
+
+
+def computed_again(program: Program, late: frozenset[str], names: frozenset[str]) -> tuple[Program, frozenset[str]]:
+    """The program whose late part has values of its own for `names` and what is element-wise of them; those values' names."""
+    behind, defs = set(late), definitions(program)
+    outputs = {o.value.name for o in program.outputs}
+    pending = [n for n in names if _is_product(program, n)]
+    while pending:  # a sum of products with all of them
+        more = [a.name for a in defs[pending.pop()].args if isinstance(a, Var) and _is_product(program, a.name)]
+        names, pending = names | set(more), pending + more
+    chosen: dict[str, Eqn] = {}
+    clones: dict[str, Var] = {}
+    taken = {e.out.name for e in program.eqns} | {t.name for t in program.inputs}
+    eqns: list[Eqn] = []
+    for e in program.eqns:
+        args = {a.name for a in e.args if isinstance(a, Var)}
+        if args & behind:
+            behind.add(e.out.name)
+        elif e.out.name in names or args & set(chosen) and e.out.name not in outputs and ops.TABLE[e.op].kind in ELEMENTWISE:
+            chosen[e.out.name] = e
+
+    def clone(a: Atom) -> Atom:
+        if not isinstance(a, Var) or a.name not in chosen:
+            return a
+        if a.name not in clones:
+            e = chosen[a.name]
+            args = tuple(map(clone, e.args))
+            clones[a.name] = Var(next(n for n in (f"{a.name}_again{'_' * i}" for i in range(99)) if n not in taken), a.ty)
+            eqns.append(replace(e, out=clones[a.name], args=args))
+        return clones[a.name]
+
+    for e in program.eqns:
+        eqns.append(replace(e, args=tuple(map(clone, e.args))) if e.out.name in behind else e)
+    made = live(replace(program, eqns=tuple(eqns)))
+    return made, frozenset(v.name for v in clones.values())
+
+
+def _apart(stages: Stages, forward: Program, derivative: Derivative, both: Program) -> tuple[tuple[Program, ...], tuple[Program, ...]]:
+    """The stages that the forward's outputs need, and the others."""
+    wanted = {o.tensor.name for o in forward.outputs}
+    early: list[Program] = []
+    late: list[Program] = []
+    for p in reversed(stages.programs):
+        if any(o.tensor.name in wanted for o in p.outputs):
+            early.insert(0, p)
+            wanted |= {t.name for t in p.inputs}
+        else:
+            late.insert(0, p)
+    gradients = {g for _, g in derivative.gradients}
+    misplaced = [o for p in early for o in p.outputs if o.tensor.name in gradients]  # gradients that no cotangent reaches
+    early = [replace(p, outputs=tuple(o for o in p.outputs if o not in misplaced)) for p in early]
+    extra = [only(both, [o for o in both.outputs if o.tensor == m.tensor]) for m in misplaced]
+    return tuple(only(p, p.outputs) for p in early), (*extra, *late)
+
+
+def _is_product(program: Program, name: str) -> bool:
+    """Is the value a product, or a sum of products?"""
+    e = definitions(program).get(name)
+    if e is None or e.op not in (ops.CONTRACT.name, ops.ADD.name):
+        return False
+    return e.op == ops.CONTRACT.name or all(isinstance(a, Var) and _is_product(program, a.name) for a in e.args)
+
+
+def seconds(stage: Program) -> float:
+    """Memory traffic and multiplications of one stage: the slower of the two, and an eighth of the other, which hides behind it."""
+    size = nominal(stage)
+    tensors = [*stage.inputs, *(o.tensor for o in stage.outputs)]
+    moved = sum(prod(size[a] for a in t.axes) * t.dtype.bits / 8 for t in tensors)
+    fast, slow = sorted((moved / BYTES_PER_SECOND, flops(stage) / FLOPS_PER_SECOND))
+    return slow + fast / 8
+
+
+def flops(stage: Program) -> float:
+    """Of its products."""
+    size = nominal(stage)
+    products = [e for e in stage.eqns if e.op == ops.CONTRACT.name]
+    return sum(2.0 * prod(size[a] for a in (*e.out.ty.axes, *e.attr("axes"))) for e in products)  # type: ignore[misc]
+
+
+def saved_by_autograd(forward: Program) -> tuple[Var, ...]:
+    """The values that PyTorch's autograd keeps for the program written op by op: those that some derivative rule reads, inputs apart."""
+    backward = differentiate(forward).program
+    made = definitions(forward)
+    new = [e for e in backward.eqns if e.out.name not in made]
+    read = {a.name for e in new for a in e.args if isinstance(a, Var)}
+    return tuple(e.out for e in forward.eqns if e.out.name in read)
+
+
+# --- other ways to save ------------------------------------------------------------------------------------------------
+
+MOST_WAYS = 12
+
+
+def ways(forward: Program, strict: bool = False) -> tuple[tuple[str, Joint], ...]:
+    """Save plans to be tested, by name: the chosen one, the one without laws of derivatives, then each residual product computed again,
+    then each value that autograd keeps saved, all of them, and none that can be computed again."""
+    chosen = joint(forward, strict=strict)
+    derivative, both = chosen.derivative, _both(forward, chosen.derivative)
+    products = [t.name for t in chosen.residuals if _is_product(both, t.name)]
+    kept = [v.name for v in saved_by_autograd(forward) if v.name in definitions(both)]
+    told: list[tuple[str, list[str], list[str]]] = [(f"recompute {name}", [], [name]) for name in products]
+    told += [(f"save {name}", [name], []) for name in kept]
+    told += [("save all", kept, []), ("recompute all", [], [t.name for t in chosen.residuals])]
+    found = [("as planned", chosen)]
+    if chosen.uses:
+        found.append(("no laws", plain(forward)))
+    for what, save, again in told[:MOST_WAYS]:
+        found.append((what, attempt(forward, derivative, both, frozenset(save), frozenset(again))))
+    return tuple(found)
