@@ -8,14 +8,16 @@ can be known (`place`), words for people (`training_report`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
 from .. import ops
 from ..ir.graph import Atom, Eqn, Program, Tensor, Var
 from .differentiate import Derivative, differentiate
-from .laws import OF_DERIVATIVES, DerivativeLaw, Use
+from .laws import OF_DERIVATIVES, DerivativeLaw, Law, Use
+from .laws.euler import EULER
+from .laws.narrow import LAW as NARROW
 from .several import only, with_nominal
 from .simplify import live, simplify
 from .stages import Stages, cut
@@ -66,13 +68,13 @@ def joint(forward: Program, save: Iterable[str] | None = None, recompute: Iterab
     again = all_of(_both(forward, differentiate(forward)), frozenset(forward.recompute if recompute is None else recompute), wanted)
     best = _lawful(forward, wanted, again, strict)
     derivative, both = best.derivative, _both(forward, best.derivative)
-    while True:
-        names = [t.name for t in best.residuals if t.name not in wanted]
-        others = [attempt(forward, derivative, both, wanted, frozenset((*best.again, name))) for name in names]
-        better = min(others, key=Joint.seconds, default=best)
-        if better.seconds() >= best.seconds():
-            return best
-        best = replace(better, uses=best.uses)
+    tried: set[str] = set()
+    while names := [t.name for t in best.residuals if t.name not in wanted | tried and _again(both, t.name)]:
+        for name in names:
+            other = attempt(forward, derivative, both, wanted, frozenset((*best.again, name)))
+            best = replace(other, uses=best.uses) if other.seconds() < best.seconds() else best
+        tried |= set(names)
+    return best
 
 
 def all_of(program: Program, names: frozenset[str], kept: frozenset[str]) -> frozenset[str]:
@@ -97,28 +99,52 @@ def plain(forward: Program) -> Joint:
     return attempt(forward, derivative, both, wanted, all_of(both, frozenset(forward.recompute), wanted))
 
 
+Choice = Mapping[str, Law | DerivativeLaw]  # at which places which law is used
+
+
 def _lawful(forward: Program, save: frozenset[str], again: frozenset[str], strict: bool) -> Joint:
-    """The cheapest use of the laws of derivatives: all that are allowed, or but one, or none; then without every use that gains nothing."""
+    """The cheapest use of the laws of derivatives, of those that say something of the same place one. First each kind everywhere, then
+    place by place another one, then without each use that gains nothing."""
     start = differentiate(forward)
     laws = tuple(law for law in OF_DERIVATIVES if not (strict and law.strict_forbids))
 
-    def tried(laws: Iterable[DerivativeLaw], only: frozenset[str] | None = None) -> Joint:
+    def tried(choice: Choice) -> Joint:
         derivative, uses = start, list[Use]()
         for law in laws:
-            derivative, more = law.rewrite(derivative, only)
+            derivative, more = law.rewrite(derivative, frozenset(place for place, chosen in choice.items() if chosen is law))
             uses += more
-        found = attempt(forward, derivative, _both(forward, derivative), save, again)
-        return replace(found, uses=tuple(uses))
+        return replace(attempt(forward, derivative, _both(forward, derivative), save, again), uses=tuple(uses))
 
-    best = tried(())
-    for some in (laws, *(tuple(law for law in laws if law is not out) for out in laws)):
-        other = tried(some)
-        best = other if other.uses and other.seconds() < best.seconds() else best
+    sums = {law: {u.place: law for u in law.rewrite(start, None)[1]} for law in laws if law is not NARROW}
+    ways: list[Choice] = [{}, *({**sums.get(EULER, {}), **places} for places in sums.values())]
+    best = tried({})
+    if NARROW in laws:
+        ways = [{**way, **{u.place: NARROW for u in _narrowed(start, laws, way)}} for way in ways]
+    for way in ways:
+        other = tried(way) if way else best
+        best = other if other.seconds() < best.seconds() else best
+    for place, law in [(place, law) for law, places in sums.items() for place in places]:
+        choice = {**{u.place: u.law for u in best.uses}, place: law}
+        if not best.uses or choice == {u.place: u.law for u in best.uses}:
+            continue
+        if NARROW in laws:
+            choice |= {u.place: NARROW for u in _narrowed(start, laws, choice)}
+        other = tried(choice)
+        best = other if other.seconds() < best.seconds() else best
     for use in best.uses:
-        kept = {u.place for u in best.uses} - {use.place}
-        other = tried([law for law in laws if law in [u.law for u in best.uses]], frozenset(kept))
+        other = tried({u.place: u.law for u in best.uses if u is not use})
         best = other if len(other.uses) < len(best.uses) and other.seconds() <= best.seconds() else best
     return best
+
+
+def _narrowed(start: Derivative, laws: Iterable[DerivativeLaw], choice: Choice) -> tuple[Use, ...]:
+    """Where values could be read rounded, after the other laws."""
+    derivative = start
+    for law in laws:
+        if law is NARROW:
+            return law.rewrite(derivative, None)[1]
+        derivative, _ = law.rewrite(derivative, frozenset(place for place, chosen in choice.items() if chosen is law))
+    return ()
 
 
 def _both(forward: Program, derivative: Derivative) -> Program:
@@ -187,6 +213,12 @@ def _apart(stages: Stages, forward: Program, derivative: Derivative, both: Progr
     early = [replace(p, outputs=tuple(o for o in p.outputs if o not in misplaced)) for p in early]
     extra = [only(both, [o for o in both.outputs if o.tensor == m.tensor]) for m in misplaced]
     return tuple(only(p, p.outputs) for p in early), (*extra, *late)
+
+
+def _again(program: Program, name: str) -> bool:
+    """May the backward compute it a second time? A reduction never: that would be a pass over memory."""
+    e = definitions(program).get(name)
+    return e is not None and (_is_product(program, name) or ops.TABLE[e.op].kind in ELEMENTWISE)
 
 
 def _is_product(program: Program, name: str) -> bool:

@@ -115,7 +115,7 @@ class _Cut:
             return self._product(e)
         homes = [self.home[a.name] for a in e.args if isinstance(a, Var)]
         since = max((h.since for h in homes), default=-1)
-        if e.out.name in self.again and all(h.stage is None or h.stage <= self.barrier for h in homes):
+        if e.out.name in self.again and not self._finishes(e) and all(h.stage is None or h.stage <= self.barrier for h in homes):
             return Home(None, max(since, self.barrier))
         tiles = sorted({h.stage for h in homes if h.stage is not None and not h.finished}, reverse=True)
         if not tiles:

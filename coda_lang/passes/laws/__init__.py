@@ -10,6 +10,6 @@ from . import euler, linear, moments, narrow, scale_out
 from .law import DerivativeLaw, Law, Use
 
 LAWS: tuple[Law, ...] = (moments.LAW, scale_out.LAW, linear.LAW)
-OF_DERIVATIVES: tuple[DerivativeLaw, ...] = (euler.EULER, euler.ADJOINT, narrow.LAW)
+OF_DERIVATIVES: tuple[DerivativeLaw, ...] = (euler.EULER, euler.ROUNDED, euler.ADJOINT, narrow.LAW)
 
 __all__ = ["LAWS", "OF_DERIVATIVES", "DerivativeLaw", "Law", "Use"]

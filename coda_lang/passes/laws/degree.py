@@ -12,21 +12,21 @@ from ... import ops
 from ...ir.graph import Atom, Eqn, Lit, Var
 
 
-def degree_of(e: Eqn, degree: Mapping[str, float], kept: frozenset[str] = frozenset(), rounded: bool = False) -> float | None:
+def degree_of(e: Eqn, degree: Mapping[str, float], kept: frozenset[str] = frozenset(), through: tuple[str, ...] = ()) -> float | None:
     """The degree of e's value in what `degree` is relative to, all else held fixed; None where there is none, or where it mixes positions
-    along `kept`. `rounded` looks through roundings, and through products."""
+    along `kept`. Roundings and products have a degree only where `through` names them."""
     op = ops.TABLE[e.op]
     if not kept <= set(e.out.ty.axes) or e.out.ty.dtype.kind != "float":
         return None
     degree_at = {i: degree[a.name] for i, a in enumerate(e.args) if isinstance(a, Var) and a.name in degree}
     carrying, degrees = list(degree_at), set(degree_at.values())
     if e.op == ops.CAST.name:
-        return degrees.pop() if rounded or e.out.ty.dtype.bits == 32 else None
+        return degrees.pop() if e.op in through or e.out.ty.dtype.bits == 32 else None
     if e.op in (ops.WHERE.name, ops.GATHER.name, ops.RENAME.name):
         return None
     if op.kind == "contract":
         over = {*e.attr("axes")}  # type: ignore[misc]
-        return sum(degree_at.values()) if rounded and not over & kept else None
+        return sum(degree_at.values()) if e.op in through and not over & kept else None
     if op.kind == "reduce" and not op.laws.linear:
         return None
     groups = [[i for i in range(len(e.args)) if op.arg(i) in group] for group in op.laws.linear]

@@ -4,8 +4,9 @@ The gradient of a row's scale, z = u ⊙ r, is Σ dz ⊙ u = Σ z·dz / r: what 
 asks for neither u nor z: a rotation (linear, k = 1), relu, relu2, a gate times an up of such, or nothing at all (y = z) is followed
 as far as it is homogeneous in z, and what stands there is often stored anyway. A rotation is no case of its own: ⟨z, Rᵀdy⟩ = ⟨Rz, dy⟩.
 
-*Adjoint swap* follows z through roundings and products too, Σₖ n·(dz@Wᵀ) = Σₙ (n@W)·dz: the row sum is then known one product earlier.
-The sum is taken of rounded values, so a rounding moves; *homogeneous* alone moves none.
+*Homogeneous when rounded* follows z through roundings too (as where a program rounds what it rotates); *adjoint swap* through products as
+well, Σₖ n·(dz@Wᵀ) = Σₙ (n@W)·dz: the row sum is then known one product earlier. Their sums are taken of rounded values, so a rounding
+moves; *homogeneous* alone moves none.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..differentiate import Derivative, active
 from ..state import definitions
 from .degree import degree_of
 from .factors import DIVIDE
-from .law import DerivativeLaw, DerivativeRewriting, Use, spot
+from .law import DerivativeLaw, DerivativeRewriting, Use, place
 
 
 @dataclass(frozen=True)
@@ -69,15 +70,15 @@ class Leaf:
     degree: float
 
 
-def leaves(derivative: Derivative, site: Site, rounded: bool) -> list[Leaf]:
-    """How far z can be followed: `rounded` through casts and products too."""
+def leaves(derivative: Derivative, site: Site, through: tuple[str, ...]) -> list[Leaf]:
+    """How far z can be followed, `through` casts or products too."""
     program, totals = derivative.program, dict(derivative.totals)
     carries = active(program)
     forward = [e for e in program.eqns if e.out.name in totals]
     degree: dict[str, float] = {site.z.out.name: 1.0}
     for e in forward[forward.index(site.z) + 1 :]:
         if e.out.name not in degree and any(isinstance(a, Var) and a.name in degree for a in e.args):
-            k = degree_of(e, degree, site.kept, rounded)
+            k = degree_of(e, degree, site.kept, through)
             if k is not None:
                 degree[e.out.name] = k
     users: dict[str, list[Eqn]] = {}
@@ -102,16 +103,18 @@ def _inside(e: Eqn, degree: dict[str, float], whole: set[str]) -> bool:
     return all(a.name in whole for a in e.args if isinstance(a, Var) and a.name in degree)
 
 
-def _rewriting(law: str, rounded: bool) -> DerivativeRewriting:
+def _rewriting(law: str, through: tuple[str, ...] = (), but: tuple[str, ...] = ()) -> DerivativeRewriting:
+    """The rewriting of a law that follows values `through` these operators, where that leads further than `but` through those."""
+
     def rewrite(derivative: Derivative, only: frozenset[str] | None = None) -> tuple[Derivative, tuple[Use, ...]]:
         """Every such gradient (or `only` those, by name) as a sum over the leaves."""
         totals, program = dict(derivative.totals), derivative.program
         chosen: dict[str, tuple[Site, list[Leaf]]] = {}
         for site in sites(derivative):
-            found = leaves(derivative, site, rounded)
-            crossed = {leaf.value.name for leaf in found} != {leaf.value.name for leaf in leaves(derivative, site, False)}
-            if (only is None or site.total.out.name in only) and site.total.out.name not in chosen and (crossed or not rounded):
-                chosen[site.total.out.name] = site, found
+            if site.total.out.name not in chosen and (only is None or site.total.out.name in only):
+                found = leaves(derivative, site, through)
+                if not through or found != leaves(derivative, site, but):
+                    chosen[site.total.out.name] = site, found
         if not chosen:
             return derivative, ()
         taken = set(definitions(program)) | {t.name for t in program.inputs} | {o.tensor.name for o in program.outputs}
@@ -127,8 +130,8 @@ def _rewriting(law: str, rounded: bool) -> DerivativeRewriting:
             b.eqns[start:] = [replace(x, span=e.span) for x in b.eqns[start:]]
             b.eqns.append(replace(b.eqns.pop(), out=e.out))
             names = " and ".join(f"{leaf.value.name}{f' (degree {leaf.degree:g})' * (leaf.degree != 1)}" for leaf in found)
-            did = f"the gradient of the scale {site.r.name} at {spot(site.z)} is a sum over {names or 'nothing'}"
-            uses.append(Use(BY_NAME[law], e, did, (site.z.out.name,), names if rounded else ""))
+            did = f"the gradient of the scale {site.r.name} at {place(site.z)} is a sum over {names or 'nothing'}"
+            uses.append(Use(BY_NAME[law], e, did, (site.z.out.name,), names if through else ""))
         return replace(derivative, program=replace(program, eqns=tuple(b.eqns))), tuple(uses)
 
     return rewrite
@@ -147,17 +150,25 @@ def _summed(b: EqnBuilder, found: list[Leaf], totals: dict[str, Atom], kept: fro
     return b.value(0.0) if total is None else total
 
 
+CAST, PRODUCT = ops.CAST.name, ops.CONTRACT.name
 EULER = DerivativeLaw(
     name="homogeneous",
     statement="f(r·z) = rᵏ·f(z) ⇒ Σ z·dz = k · Σ y·dy",
     condition="y is made of z by linear and homogeneous operators within one product's epilogue; the scale r in z = u ⊙ r is never 0",
-    rewrite=_rewriting("homogeneous", rounded=False),
+    rewrite=_rewriting("homogeneous"),
+)
+ROUNDED = DerivativeLaw(
+    name="homogeneous when rounded",
+    statement="the same, y of the rounded z",
+    condition="as before, with roundings on the way from z to y",
+    rewrite=_rewriting("homogeneous when rounded", (CAST,)),
+    rounding="the sum is taken of what the rounded z gives",
 )
 ADJOINT = DerivativeLaw(
     name="adjoint swap",
     statement="Σₖ n·(dz@Wᵀ) = Σₙ (n@W)·dz",
-    condition="n is an operand, homogeneous in what its scale r multiplies; r is never 0",
-    rewrite=_rewriting("adjoint swap", rounded=True),
+    condition="as before, with products on the way too: n is an operand, homogeneous in what its scale multiplies",
+    rewrite=_rewriting("adjoint swap", (CAST, PRODUCT), but=(CAST,)),
     rounding="the sum is taken of what the rounded n gives",
 )
-BY_NAME = {law.name: law for law in (EULER, ADJOINT)}
+BY_NAME = {law.name: law for law in (EULER, ROUNDED, ADJOINT)}

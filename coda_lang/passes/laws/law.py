@@ -77,9 +77,9 @@ class DerivativeLaw:
         return bool(self.rounding)
 
 
-def spot(e: Eqn) -> str:
+def place(e: Eqn) -> str:
     """Where an equation stands, for `Use.did`."""
     return f"{e.span}" if e.span else e.out.name
 
 
-__all__ = ["DerivativeLaw", "Law", "Rewriting", "Use", "spot"]
+__all__ = ["DerivativeLaw", "Law", "Rewriting", "Use", "place"]

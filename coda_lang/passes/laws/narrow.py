@@ -19,7 +19,7 @@ from ...ir.types import F16
 from ..differentiate import Derivative
 from ..state import definitions
 from .degree import degree_of, zero
-from .law import DerivativeLaw, Use, spot
+from .law import DerivativeLaw, Use, place
 
 
 def rewrite(derivative: Derivative, only: frozenset[str] | None = None) -> tuple[Derivative, tuple[Use, ...]]:
@@ -34,7 +34,7 @@ def rewrite(derivative: Derivative, only: frozenset[str] | None = None) -> tuple
         readers = graph.early(v, w) if v.name not in graph.late else graph.behind(v, w)
         if readers and not any((e.out.name, v.name) in swapped for e in readers):
             swapped |= {(e.out.name, v.name): w.out for e in readers}
-            uses.append(Use(LAW, w, f"the backward reads {w.out.name} for {v.name} ({spot(w)})", (v.name,), w.out.name))
+            uses.append(Use(LAW, w, f"the backward reads {w.out.name} for {v.name} ({place(w)})", (v.name,), w.out.name))
     if not uses:
         return derivative, ()
 

@@ -15,7 +15,7 @@ from ...ir.types import F16
 from ...ops.builder import EqnBuilder, Value
 from ..state import definitions
 from .factors import Factor, factors, multiplied
-from .law import Law, Use, spot
+from .law import Law, Use, place
 
 
 def rewrite(program: Program) -> tuple[Program, tuple[Use, ...]]:
@@ -76,7 +76,7 @@ def _scale_out(b: EqnBuilder, e: Eqn, defs: dict[str, Eqn], shown: set[str]) -> 
     b.eqns[start:] = [replace(x, span=e.span) for x in b.eqns[start:]]
     b.eqns.append(replace(b.eqns.pop(), out=e.out))
     moved = tuple(map(str, scales))
-    did = f"{', '.join(moved)} out of the product at {spot(e)}, before which {rounds} is rounded now"
+    did = f"{', '.join(moved)} out of the product at {place(e)}, before which {rounds} is rounded now"
     return Use(LAW, e, did, moved, rounds)
 
 
