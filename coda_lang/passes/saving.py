@@ -15,7 +15,7 @@ from math import prod
 from .. import ops
 from ..ir.graph import Atom, Eqn, Program, Tensor, Var
 from .differentiate import Derivative, differentiate
-from .laws import OF_DERIVATIVES, DerivativeLaw, Law, Use
+from .laws import OF_DERIVATIVES, DerivativeLaw, Law, Use, linear
 from .laws.euler import EULER
 from .laws.narrow import LAW as NARROW
 from .several import only, with_nominal
@@ -74,7 +74,7 @@ def joint(forward: Program, save: Iterable[str] | None = None, recompute: Iterab
             other = attempt(forward, derivative, both, wanted, frozenset((*best.again, name)))
             best = replace(other, uses=best.uses) if other.seconds() < best.seconds() else best
         tried |= set(names)
-    return best
+    return replace(best, uses=(*best.uses, *_split(forward, derivative)[1]))
 
 
 def all_of(program: Program, names: frozenset[str], kept: frozenset[str]) -> frozenset[str]:
@@ -148,9 +148,15 @@ def _narrowed(start: Derivative, laws: Iterable[DerivativeLaw], choice: Choice) 
 
 
 def _both(forward: Program, derivative: Derivative) -> Program:
-    """Forward and backward as one program, simplified."""
-    both = replace(derivative.program, outputs=(*forward.outputs, *derivative.program.outputs))
-    return with_nominal(simplify(State(both)).program)
+    """Forward and backward as one program, simplified, its sums split where they are known earlier so."""
+    return _split(forward, derivative)[0]
+
+
+def _split(forward: Program, derivative: Derivative) -> tuple[Program, tuple[Use, ...]]:
+    """The joint program, and the uses of the law on it."""
+    both = simplify(State(replace(derivative.program, outputs=(*forward.outputs, *derivative.program.outputs)))).program
+    both, uses = linear.rewrite(both, {c for _, c in derivative.cotangents})
+    return with_nominal(simplify(State(both)).program if uses else both), uses
 
 
 def attempt(forward: Program, derivative: Derivative, both: Program, save: frozenset[str], recompute: frozenset[str]) -> Joint:
@@ -270,7 +276,7 @@ def ways(forward: Program, strict: bool = False) -> tuple[tuple[str, Joint], ...
     told += [(f"save {name}", [name], []) for name in kept]
     told += [("save all", kept, []), ("recompute all", [], [t.name for t in chosen.residuals])]
     found = [("as planned", chosen)]
-    if chosen.uses:
+    if any(u.law in OF_DERIVATIVES for u in chosen.uses):
         found.append(("no laws", plain(forward)))
     for what, save, again in told[:MOST_WAYS]:
         found.append((what, attempt(forward, derivative, both, frozenset(save), frozenset(again))))
