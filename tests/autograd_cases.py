@@ -21,12 +21,12 @@ PATHS = ("planned", "kernels")
 class Kernels(StandIns):
     """Stand-ins for every program of a derivative; `calls` has what was launched, in order."""
 
-    def __init__(self, functions, extents, fixed, calls):
-        super().__init__(functions, extents, fixed)
+    def __init__(self, functions, extents, fixed, calls, loops=()):
+        super().__init__(functions, extents, fixed, loops)
         self.calls = calls
 
     def select(self, program, functions):
-        return Kernels(functions, self.extents, self.fixed, self.calls)
+        return Kernels(functions, self.extents, self.fixed, self.calls, program.loops)
 
 
 both = pytest.mark.parametrize("path", PATHS, indirect=True)

@@ -19,8 +19,9 @@ class StandIns:
     arch = "sm_90a"
     whole = False
 
-    def __init__(self, functions, extents, fixed=None):
+    def __init__(self, functions, extents, fixed=None, loops=()):
         self.functions, self.extents, self.fixed, self.calls = functions, extents, fixed or {}, []
+        self.chunked = {name: loop for loop in loops for name in loop.kernels}
 
     def config(self, gemm, m, n, k, device):
         return configs.default(gemm, m, n, k)
@@ -34,8 +35,10 @@ class StandIns:
         def call(*args):
             self.calls.append(kernel.name)
             tensors, integers = args[: len(kernel.tensors)], args[len(kernel.tensors) :]
-            assert integers == tuple(self.extents[e] for e in kernel.extents)
             given, extents = {}, dict(self.extents)
+            if kernel.name in self.chunked:
+                extents |= chunk_extents(self.chunked[kernel.name], kernel, tensors, integers, extents)
+            assert integers == tuple(extents[e] for e in kernel.extents)
             for record, t in zip(kernel.tensors, tensors, strict=True):
                 assert t.dtype == torch_fns.DTYPES[record.dtype] and t.data_ptr() % 16 == 0 and t.numel() > 0
                 if record.role == "work" or isinstance(kernel, s.Finish):
@@ -45,7 +48,7 @@ class StandIns:
                     verdict = layout.judge(record, record.name in packed, tuple(t.shape), t.stride())
                     assert verdict.strides == t.stride(), (record.name, verdict)
                     for mode, size in zip(record.modes, t.shape):  # an empty contraction arrives as zeros
-                        if twin.product(mode, self.extents) == 0:
+                        if twin.product(mode, extents) == 0:
                             assert not t.any()
                             extents.update({**dict.fromkeys(mode, 1), mode[0]: size})
                 else:
@@ -62,6 +65,19 @@ class StandIns:
                     t.copy_(given[name])
 
         return call
+
+
+def chunk_extents(loop, kernel, tensors, integers, extents):
+    """The extents of one chunk, as the launch says them: integers, and the sizes of tensors along the axis."""
+    known = {**extents, **dict(zip(kernel.extents, integers, strict=True))}
+    for record, t in zip(kernel.tensors, tensors, strict=True):
+        for mode, size in zip(record.modes, t.shape):
+            if record.role != "work" and loop.axis in mode:
+                known[loop.axis] = size // math.prod(known[a] for a in mode if a != loop.axis)
+                assert 0 < known[loop.axis] <= loop.size
+    assert known.get(loop.start, 0) % loop.size == 0
+    assert known.get(loop.whole, extents[loop.axis]) == extents[loop.axis]
+    return known
 
 
 def fits(t, shape, strides, divisor):

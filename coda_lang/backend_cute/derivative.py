@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from . import slices, spec
+from . import loops, slices, spec
 from .prune import prune, target, used, without, written
 
 Functions = Mapping[str, Callable[..., tuple]]
@@ -159,8 +159,10 @@ def widen(program: spec.Program, functions: Functions, outputs: set[str]) -> tup
         if readers or len(writers) != 1 or _packed(writers[0], name):
             continue
         kernel = _widened(writers[0], name, made)
+        names = {k.name: kernel.name if k is writers[0] else k.name for k in program.kernels}
         program = replace(
             program,
+            loops=loops.kept(program.loops, names, set().union(*map(used, program.kernels))),
             kernels=tuple(kernel if k is writers[0] else k for k in program.kernels),
             outputs=tuple(replace(o, dtype="f32") if o.name == name else o for o in program.outputs),
         )

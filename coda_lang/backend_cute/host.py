@@ -18,8 +18,9 @@ from typing import Any, Protocol
 
 import torch
 
-from . import configs, layout, spec
+from . import configs, layout, loops, spec
 from .binding import Binding
+from .host_loops import Looping, Pool
 from .plans import Plan, Slots, Step
 from .torch_fns import DTYPES
 from .twin import IDENTITY, mode_shape, product
@@ -74,7 +75,7 @@ def plan(program: spec.Program, binding: Binding, arguments: Sequence[Any], devi
     return _Planner(program, binding, arguments, device, objects).plan
 
 
-class _Planner:
+class _Planner(Looping):
     """Builds a plan step by step. `meta[slot]` is what the slot will hold, without data; `home` the slot of a tensor in declared dims."""
 
     def __init__(self, program: spec.Program, binding: Binding, arguments: Sequence[Any], device: torch.device, objects: Objects) -> None:
@@ -87,7 +88,9 @@ class _Planner:
         self.operands: dict[tuple, int] = {}
         self.returns: dict[str, int] = {}
         self.after: list[Step] = []
-        self.launches: list[tuple[int, spec.Kernel, spec.Config | None, Sequence[int]]] = []
+        self.places: dict[str, int] = {}
+        self.pool: Pool | None = None
+        self.launches: list[tuple[int, spec.Kernel, spec.Config | None, Sequence[int], tuple[int, ...]]] = []
         self.declared = {a.name: a for a in program.inputs + program.outputs + program.temps}
         self.temps = {a.name for a in program.temps}
         for argument, value in zip(program.inputs, arguments, strict=True):
@@ -98,8 +101,8 @@ class _Planner:
                 self.home[argument.name] = self._scalar(self.home[argument.name], DTYPES[argument.dtype])
         for output, given in program.same:
             self.returns[output] = self._same(output, self.home[given])
-        for kernel in program.kernels:
-            self._finish(kernel) if isinstance(kernel, spec.Finish) else self._gemm(kernel)
+        for item in loops.items(program):
+            self._loop(item) if isinstance(item, loops.Round) else self._kernel(item)
         self._launch_all()
         self.plan.steps += self.after
         self.plan.slots = len(self.meta) - self.fixed
@@ -118,13 +121,18 @@ class _Planner:
         return len(self.meta) - 1
 
     def _new(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> int:
-        """A slot for a fresh buffer."""
+        """A slot for a fresh buffer; in a loop, for one of the chunk before."""
+        found = self.pool.find(tuple(shape), tuple(strides), dtype) if self.pool else None
+        if found is not None:
+            return self._view(found, shape, strides)
         slot, shape, strides, device = self._slot(shape, strides, dtype), tuple(shape), tuple(strides), self.plan.device
 
         def step(slots: Slots) -> None:
             slots[slot] = allocate(shape, strides, dtype, device)
 
         self.plan.steps.append(step)
+        if self.pool:
+            self.pool.taken.append((slot, shape, strides, dtype))
         return slot
 
     def _contiguous(self, shape: Sequence[int], dtype: torch.dtype) -> int:
@@ -173,10 +181,10 @@ class _Planner:
         self.plan.steps.append(step)
         return slot
 
-    def _temporary(self, name: str) -> int:
-        """A tensor between kernels, with strides for which the modes of every kernel that uses it are views."""
+    def _temporary(self, name: str, *names: str) -> int:
+        """A tensor between kernels (known by several names), with strides for which the modes of every kernel that uses it are views."""
         argument = self.declared[name]
-        records = [t for k in self.program.kernels for t in k.tensors if t.name == name]
+        records = [t for k in self.program.kernels for t in k.tensors if t.name in (name, *names)]
         strides = layout.shared(argument.dtype, self.binding.declared(argument), [r.modes for r in records])
         return self._new(self.binding.declared(argument), strides, DTYPES[argument.dtype])
 
@@ -242,11 +250,12 @@ class _Planner:
 
     def _result(self, kernel: spec.Kernel, record: spec.Tensor, packed: bool) -> int:
         """A fresh output, as the kernel writes it; a temporary that is copied afterwards where the result's strides are of no use."""
-        argument, dtype, shape = self.declared[record.name], DTYPES[record.dtype], mode_shape(record, self.extents)
+        argument, shape = self.declared[record.name], mode_shape(record, self.extents)
+        if record.name in self.places:
+            return self._into(kernel, record, packed)
         if record.name in self.temps:
             return self._between(kernel, record, packed)
-        result = self._contiguous(self.binding.returned(argument), dtype)
-        self.returns[record.name] = self.home[record.name] = result
+        result = self._fresh(argument)
         if not shape:
             return self._view(result, (1,), (1,))
         view = self._as_modes(result, record)
@@ -265,13 +274,20 @@ class _Planner:
         self.after.append(lambda slots: slots[result].view(declared).copy_(slots[temporary].view(unmerged).permute(back)))
         return temporary
 
+    def _fresh(self, argument: spec.Argument) -> int:
+        """The slot of an output, as a caller gets it."""
+        slot = self._contiguous(self.binding.returned(argument), DTYPES[argument.dtype])
+        self.returns[argument.name] = self.home[argument.name] = slot
+        return slot
+
     def _between(self, kernel: spec.Kernel, record: spec.Tensor, packed: bool) -> int:
         """A tensor between kernels, as its kernel writes it: where all others read it, or a place of its own that others copy from."""
         shared = self._temporary(record.name)
         self.home[record.name] = shared
         if isinstance(kernel, spec.Finish) or not self._judged(shared, record, packed).reason:
             return self._usable(shared, record, packed)
-        self.plan.steps.pop()  # the allocation
+        if self.pool is None:
+            self.plan.steps.pop()  # the allocation
         return self._own(record, packed)[0]
 
     def _own(self, record: spec.Tensor, packed: bool) -> tuple[int, tuple[int, ...], list[int]]:
@@ -285,6 +301,9 @@ class _Planner:
         return slot, unmerged, back
 
     # kernels
+
+    def _kernel(self, kernel: spec.Kernel) -> None:
+        self._finish(kernel) if isinstance(kernel, spec.Finish) else self._gemm(kernel)
 
     def _gemm(self, kernel: spec.Gemm) -> None:
         records = {t.name: t for t in kernel.tensors}
@@ -387,15 +406,16 @@ class _Planner:
 
     def _launch(self, kernel: spec.Kernel, slots: Sequence[int], config: spec.Config | None) -> None:
         """Leave room for a launch: executables are asked for together, so that those to compile are compiled side by side."""
-        self.launches.append((len(self.plan.steps), kernel, config, slots))
+        self.launches.append((len(self.plan.steps), kernel, config, slots, tuple(self.extents[e] for e in kernel.extents)))
         self.plan.steps.append(lambda slots: None)
         self.plan.launches.append(kernel.name)
         self.plan.places[kernel.name] = len(self.plan.steps) - 1
 
     def _launch_all(self) -> None:
-        calls = self.objects.executables([(kernel, config) for _, kernel, config, _ in self.launches])
-        for (place, kernel, _, slots), call in zip(self.launches, calls, strict=True):
-            self.plan.steps[place] = _launcher(call, slots, tuple(self.extents[e] for e in kernel.extents))
+        wanted = list(dict.fromkeys((kernel, config) for _, kernel, config, *_ in self.launches))
+        calls = dict(zip(wanted, self.objects.executables(wanted), strict=True))
+        for place, kernel, config, slots, integers in self.launches:
+            self.plan.steps[place] = _launcher(calls[kernel, config], slots, integers)
 
 
 def _launcher(call: Callable[..., None], operands: Sequence[int], integers: tuple[int, ...]) -> Step:

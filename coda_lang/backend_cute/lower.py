@@ -38,7 +38,16 @@ def lower(plan: k.Plan) -> s.Program:
     requires += tuple(s.Require(f"{a} == {b}", f"rename[{a} -> {b}]") for a, b in open_pairs)
     source = program.span.file if program.span else ""
     temps = tuple(s.Argument(t.name, t.dtype.name, t.axes) for t in plan.temps)
-    return s.Program(program.name, inputs, outputs, sizes, tuple(lowered), requires, source, program.nominal, equal, temps, plan.same)
+    loops = tuple(_loop(plan, loop) for loop in plan.loops)
+    return s.Program(
+        program.name, inputs, outputs, sizes, tuple(lowered), requires, source, program.nominal, equal, temps, plan.same, loops
+    )
+
+
+def _loop(plan: k.Plan, loop: k.Loop) -> s.Loop:
+    kernels = tuple(kernel.name for part in plan.parts if part.program.name in loop.stages for kernel in part.launched)
+    carried = tuple((before.name, after) for before, after in loop.carried)
+    return s.Loop(loop.axis, loop.size, kernels, loop.local, carried, loop.start, loop.whole)
 
 
 def phase_name(plan: k.Plan, kernel: k.Kernel, phase: int = 0) -> str:

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from . import slices, spec
+from . import loops, slices, spec
 
 Functions = Mapping[str, Callable[..., tuple]]
 
@@ -28,6 +28,7 @@ def prune(
     made = dict(functions)
     needed = set(wanted)
     kernels: list[spec.Kernel] = []
+    names: dict[str, str] = {}
     for kernel in reversed(program.kernels):
         if whole:
             smaller: spec.Kernel | None = kernel if needed & written(kernel) else None
@@ -35,13 +36,15 @@ def prune(
             smaller = _finish(kernel, needed, made) if isinstance(kernel, spec.Finish) else _gemm(kernel, needed, made)
         if smaller is not None:
             kernels.insert(0, smaller)
+            names[kernel.name] = smaller.name
             needed |= {t.name for t in smaller.tensors}
     kernels = kernels if whole else [_unloaded(kernel, made) for kernel in kernels]
     outputs = tuple(o for o in program.outputs if o.name in wanted)
     read = set().union(*map(used, kernels)) if kernels else set()
     temps = tuple(t for t in (*program.temps, *program.outputs) if t.name in read and t not in outputs)
     same = tuple(pair for pair in program.same if pair[0] in wanted)
-    return replace(program, outputs=outputs, kernels=tuple(kernels), temps=temps, same=same), made
+    kept = loops.kept(program.loops, names, read)
+    return replace(program, outputs=outputs, kernels=tuple(kernels), temps=temps, same=same, loops=kept), made
 
 
 def _finish(kernel: spec.Finish, needed: set[str], functions: dict[str, Callable[..., tuple]]) -> spec.Finish | None:
@@ -123,8 +126,10 @@ def _unloaded(kernel: spec.Kernel, functions: dict[str, Callable[..., tuple]]) -
 def without(program: spec.Program, functions: Functions, zero: set[str]) -> tuple[spec.Program, dict[str, Callable[..., tuple]]]:
     """The program where these inputs are 0 everywhere and not loaded; operands of products, and what cannot be read, stay as they are."""
     made = dict(functions)
-    kernels = [_silenced(kernel, made, zero) for kernel in program.kernels]
-    return replace(program, kernels=tuple(_unloaded(kernel, made) for kernel in kernels)), made
+    silent = [_silenced(kernel, made, zero) for kernel in program.kernels]
+    names = {old.name: new.name for old, new in zip(program.kernels, silent)}
+    kernels = tuple(_unloaded(kernel, made) for kernel in silent)
+    return replace(program, kernels=kernels, loops=loops.kept(program.loops, names, set().union(*map(used, kernels)))), made
 
 
 def _silenced(kernel: spec.Kernel, functions: dict[str, Callable[..., tuple]], zero: set[str]) -> spec.Kernel:

@@ -278,6 +278,25 @@ class Require:
 
 
 @dataclass(frozen=True)
+class Loop:
+    """Kernels that are launched once for each chunk of `size` positions of a free axis, one chunk after the other.
+
+    Temporaries in `local` exist for one chunk. Of every other tensor along the axis a chunk's kernels see a part, the axis's extent being the
+    chunk's. `carried` are temporaries (what a chunk adds to, what it leaves): one place in memory, zeros before the first chunk; kernels
+    after the loop read it under its second name. `start` and `whole` are names among kernels' `extents` whose values are the chunk's first
+    position and the axis's extent.
+    """
+
+    axis: str
+    size: int
+    kernels: tuple[str, ...]
+    local: tuple[str, ...]
+    carried: tuple[tuple[str, str], ...]
+    start: str
+    whole: str
+
+
+@dataclass(frozen=True)
 class Program:
     """A whole program: signature, shape contract, kernels in launch order.
 
@@ -296,6 +315,7 @@ class Program:
     equal: tuple[tuple[str, str], ...] = ()  # axes of one extent under two names (`rename`); the second may stand in no input
     temps: tuple[Argument, ...] = ()
     same: tuple[tuple[str, str], ...] = ()
+    loops: tuple[Loop, ...] = ()
 
 
 @dataclass(frozen=True)

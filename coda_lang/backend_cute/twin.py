@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from . import configs, spec, torch_fns
+from . import configs, loops, spec, torch_fns
 
 IDENTITY = {"sum": 0.0, "max": -math.inf, "min": math.inf, "amax": 0.0, "lse": -math.inf, "moments": 0.0, "only": math.nan}
 
@@ -44,10 +44,47 @@ def run(
     for output, given in program.same:
         exact = not f.rounds and inputs[given].is_floating_point()
         tensors[output] = inputs[given].to(f.dtype) if exact else inputs[given]
-    for kernel in program.kernels:
-        chosen = config.get(kernel.name) if isinstance(config, Mapping) else config
-        launch(kernel, functions, tensors, extents, axes, f, chosen)
+
+
+    def one(kernel: spec.Kernel, tensors: Tensors, extents: Extents) -> None:
+        launch(kernel, functions, tensors, extents, axes, f, config.get(kernel.name) if isinstance(config, Mapping) else config)
+
+    for item in loops.items(program):
+        if isinstance(item, loops.Round):
+            _round(program, item, tensors, extents, f, one)
+        else:
+            one(item, tensors, extents)
     return {o.name: tensors[o.name] for o in program.outputs}
+
+
+def _round(
+    program: spec.Program,
+    item: loops.Round,
+    tensors: Tensors,
+    extents: Extents,
+    f: Any,
+    one: Callable[[spec.Kernel, Tensors, Extents], None],
+) -> None:
+    """A loop over chunks: `tensors` gains what its kernels write."""
+    loop, along = item.loop, loops.along(program, item.loop)
+    declared = {a.name: a for a in (*program.outputs, *program.temps)}
+
+    def zeros(name: str) -> torch.Tensor:
+        dtype, shape = torch_fns.DTYPES[declared[name].dtype], [extents[a] for a in declared[name].axes]
+        device = next((t.device for t in tensors.values()), torch.device("cpu"))
+        return torch.zeros(shape, dtype=f.dtype if dtype.is_floating_point and not f.rounds else dtype, device=device)
+
+    written = [t.name for k in item.kernels for t in k.tensors if t.name in along and t.name not in tensors]
+    tensors.update({name: zeros(name) for name in written})
+    tensors.update({before: zeros(before) for before, _ in loop.carried})
+    for start, length in loops.chunks(loop, extents):
+        seen = {n: t.narrow(along[n], start, length) if n in along else t for n, t in tensors.items() if n not in written}
+        for kernel in item.kernels:
+            one(kernel, seen, loops.inside(loop, extents, start, length))
+        for name in written:
+            tensors[name].narrow(along[name], start, length).copy_(seen[name])
+        tensors.update({before: seen[after] for before, after in loop.carried})
+    tensors.update({after: tensors[before] for before, after in loop.carried})
 
 
 def launch(

@@ -1,19 +1,31 @@
-"""Shape conditions and nominal extents. In: `require` and `nominal` statements. Out: Python expressions over axis names; extents by axis.
+"""Shape conditions, nominal extents, chunks. In: `require`, `nominal` and `chunk` statements. Out: Python expressions over axis names;
+extents by axis.
 
 Non-goals: the conditions that kernels add (backend_cute).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from .. import ops
 from ..diagnostics.model import Label
 from ..syntax import ast
 from .build_axes import AxisTable
 from .build_names import unknown_axis
 from .build_report import Report
 from .build_scope import reads
+from .graph import Eqn
+
+CHUNK = 8  # positions: 16 bytes of the narrowest tensors that kernels read in tiles
 
 _ARITHMETIC = ("+", "-", "*", "/", "%")
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
+
+
+def _named(e: Eqn) -> tuple[str, ...]:
+    """The axes that a `rename` is about."""
+    return (str(e.attr("axis")), str(e.attr("to"))) if e.op == ops.RENAME.name else ()
 
 
 class _Not(Exception):
@@ -27,6 +39,7 @@ class Conditions:
         self.report, self.axes = report, axes
         self.requires: list[str] = []
         self.nominals: dict[str, int] = {}
+        self.chunks: dict[str, int] = {}
 
     def require(self, statement: ast.Require) -> None:
         """Adds the condition; one over fixed extents alone is decided now."""
@@ -75,6 +88,43 @@ class Conditions:
             self.report.error("C0318", f"an extent cannot be {statement.value}", statement.span, help="give an extent of 1 or more")
         else:
             self.nominals[axis] = statement.value
+
+    def chunk(self, statement: ast.Chunk, eqns: Iterable[Eqn]) -> None:
+        """Enters the axis along which temporaries exist chunk by chunk."""
+        axis, span = statement.axis.name, statement.axis.span
+        named = [e for e in eqns if axis in _named(e)]
+        if axis not in self.axes:
+            unknown_axis(self.report, ast.AxisSpec(axis, span=span), self.axes.names())
+        elif self.chunks:
+            first = next(iter(self.chunks))
+            message = f"this program runs in chunks of `{first}` already"
+            self.report.error("C0321", message, statement.span, help="keep one: the axis whose values are largest")
+        elif (extent := self.axes.extent(axis)) is not None:
+            self.report.error(
+                "C0321",
+                f"`{axis}` is fixed to {extent}, and only free axes are taken chunk by chunk",
+                span,
+                secondary=[Label(self.axes.span(axis), "fixed here")],
+                help=f"leave `{axis}` free where it is declared; `require {axis} == {extent}` states its extent",
+            )
+        elif statement.size % CHUNK:
+            self.report.error(
+                "C0321",
+                f"a chunk of {statement.size} positions is no multiple of {CHUNK}",
+                statement.span,
+                notes=["the parts of a tensor begin at addresses that tile loads can use"],
+                help=f"write `chunk {axis} by {-(-statement.size // CHUNK) * CHUNK}`",
+            )
+        elif named:
+            self.report.error(
+                "C0321",
+                f"`{axis}` has another name in this program, so a chunk of it has no one place",
+                span,
+                secondary=[Label(named[0].span, "renamed here")] if named[0].span else [],
+                help="chunk an axis that is not renamed",
+            )
+        else:
+            self.chunks[axis] = statement.size
 
     def _condition(self, e: ast.Expr) -> str:
         """A comparison, or several joined by and, or, not."""

@@ -69,6 +69,8 @@ class _Program:
                 conditions.require(statement)
             elif isinstance(statement, ast.Nominal):
                 conditions.nominal(statement)
+            elif isinstance(statement, ast.Chunk):
+                conditions.chunk(statement, self.emitter.eqns)
         saved, recomputed = self.plans()
         self.extents(inputs)
         return self.assemble(name, inputs, conditions, saved, recomputed)
@@ -288,6 +290,7 @@ class _Program:
             eqns=eqns,
             requires=tuple(conditions.requires),
             nominal=tuple(conditions.nominals.items()),
+            chunk=tuple(conditions.chunks.items()),
             save=tuple(settled(v, names).name for v in saved),
             recompute=tuple(settled(v, names).name for v in recomputed),
             forward_only=self.program.forward,

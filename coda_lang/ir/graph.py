@@ -73,7 +73,10 @@ class Output:
 
 @dataclass(frozen=True)
 class Program:
-    """One program. `axes` lists every axis once, in program order. `requires` are shape conditions: Python expressions over axis names."""
+    """One program. `axes` lists every axis once, in program order. `requires` are shape conditions: Python expressions over axis names.
+
+    `chunk`: (axis, size): what stands between kernels and carries the axis exists for so many of its positions at a time; at most one.
+    """
 
     name: str
     axes: tuple[Axis, ...]
@@ -84,6 +87,7 @@ class Program:
     nominal: tuple[tuple[str, int], ...] = ()
     save: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
+    chunk: tuple[tuple[str, int], ...] = ()
     forward_only: bool = False
     doc: str = ""
     span: Span | None = field(default=None, compare=False)

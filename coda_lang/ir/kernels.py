@@ -268,6 +268,28 @@ Kernel = Gemm | Finish
 
 
 @dataclass(frozen=True)
+class Loop:
+    """Stages that run once for each chunk of `size` positions of an axis, one chunk after the other.
+
+    `local` tensors exist for one chunk; every other tensor along the axis is whole, and a chunk's kernels see their part of it. `carried`
+    are (what a chunk adds to, the name of what it leaves): one place in memory, zeros at first. `start` and `whole` are axes that no tensor
+    has: their extents are a chunk's first position and the axis's extent.
+    """
+
+    axis: str
+    size: int
+    stages: tuple[str, ...]
+    local: tuple[str, ...]
+    carried: tuple[tuple[Tensor, str], ...]
+    start: str
+    whole: str
+
+    def __str__(self) -> str:
+        carried = "; adds up " + ", ".join(t for _, t in self.carried) if self.carried else ""
+        return f"loop over {self.axis} by {self.size}: {', '.join(self.stages)}; for one chunk: {', '.join(self.local)}{carried}"
+
+
+@dataclass(frozen=True)
 class Layout:
     """How kernels see a stored tensor: its axes merged into modes, last contiguous. `copy` says why the host must rearrange it, "" where it
     need not."""
@@ -289,6 +311,7 @@ class Plan:
     same: tuple[tuple[str, str], ...] = ()  # outputs that are an input as it is: (output, input)
     why: tuple[str, ...] = ()  # what keeps the program from being one kernel: code and words
     derived: Derived | None = None
+    loops: tuple[Loop, ...] = ()  # over stages
     written: Program | None = None  # the program as it is written, where laws have changed it: what references compute
 
     @property
@@ -310,7 +333,8 @@ class Plan:
     def temps(self) -> tuple[Tensor, ...]:
         """Tensors between stages, in storage order."""
         own = {o.tensor.name for o in self.program.outputs}
-        return tuple(o.tensor for p in self.stages for o in p.program.outputs if o.tensor.name not in own)
+        made = [o.tensor for p in self.stages for o in p.program.outputs if o.tensor.name not in own]
+        return (*made, *(before for loop in self.loops for before, _ in loop.carried))
 
     def layout(self, tensor: str) -> Layout:
         """The layout of a tensor; KeyError where no kernel uses it."""
@@ -374,7 +398,8 @@ def to_text(plan: Plan) -> str:
     """The plan as one reads it: a line each for products, ports, equations, sinks, storage."""
     if plan.stages:
         same = [f"same: {output} is {given}" for output, given in plan.same]
-        return "\n".join([f"program {plan.program.name} in {len(plan.stages)} stages", *same, "", *map(to_text, plan.stages)])
+        loops = list(map(str, plan.loops))
+        return "\n".join([f"program {plan.program.name} in {len(plan.stages)} stages", *same, *loops, "", *map(to_text, plan.stages)])
     out = [f"plan {plan.program.name}"]
     for kernel in plan.launched:
         out += ["", *_lines(kernel)]

@@ -74,9 +74,10 @@ def _results(program: Program, known: dict[str, Ty], names: list[str]) -> Iterat
     for name in (*program.save, *program.recompute):
         if name not in known:
             yield f"save or recompute names {name}, which is no value"
-    for axis, value in program.nominal:
-        if axis not in names or value < 1:
-            yield f"nominal {axis}={value} is not an extent"
+    for what in ("nominal", "chunk"):
+        for axis, value in getattr(program, what):
+            if axis not in names or value < 1:
+                yield f"{what} {axis}={value} is not an extent"
 
 
 def _axes(what: str, axes: tuple[str, ...], names: list[str]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from ..ir.kernels import Plan
 from ..ir.verify import verify as verify_program
 from . import training, training_report
 from .anchor import anchor
+from .chunks import chunks
 from .layout import layout
 from .normalise import normalise
 from .partition import partition
@@ -33,6 +34,7 @@ PIPELINE: tuple[Pass, ...] = (
     simplify,  # dead code, common subexpressions, lane algebra, sums of products side by side
     normalise,  # laws: scales move out of products
     cut,  # a stage for each kernel, where one kernel does not do
+    chunks,  # stages that hand on something large run chunk by chunk, where the program says so
     each(anchor),  # the product, its operands, its possible orientations; a map kernel has none
     each(place),  # where each value can be known: tile, phase, finisher; refusals
     each(partition),  # ports, phases, sinks, finishers

@@ -34,6 +34,7 @@ class _Numbers:
         """The expression of every tensor that the plan writes or reads."""
         self.held = {t.name: self.number("input", t.name) for t in plan.program.inputs}
         self.held |= {output: self.held[given] for output, given in plan.same}
+        self.held |= {before.name: self.number("sum so far", loop.axis, loop.size) for loop in plan.loops for before, _ in loop.carried}
         for part in plan.parts:
             for kernel in part.launched:
                 before = dict(self.held)

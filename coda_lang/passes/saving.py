@@ -66,7 +66,7 @@ def joint(forward: Program, save: Iterable[str] | None = None, recompute: Iterab
     """The cheapest way to cut forward and backward, under what the program (or the caller) says about saving."""
     wanted = frozenset(forward.save if save is None else save)
     again = all_of(_both(forward, differentiate(forward)), frozenset(forward.recompute if recompute is None else recompute), wanted)
-    best = _lawful(forward, wanted, again, strict)
+    best = _in_chunks(_lawful(forward, wanted, again, strict), wanted)
     derivative, both = best.derivative, _both(forward, best.derivative)
     tried: set[str] = set()
     while names := [t.name for t in best.residuals if t.name not in wanted | tried and _again(both, t.name)]:
@@ -96,7 +96,16 @@ def plain(forward: Program) -> Joint:
     """The way without laws of derivatives, where nothing is computed again but as the program says."""
     derivative = differentiate(forward)
     both, wanted = _both(forward, derivative), frozenset(forward.save)
-    return attempt(forward, derivative, both, wanted, all_of(both, frozenset(forward.recompute), wanted))
+    return _in_chunks(attempt(forward, derivative, both, wanted, all_of(both, frozenset(forward.recompute), wanted)), wanted)
+
+
+def _in_chunks(found: Joint, save: frozenset[str]) -> Joint:
+    """The same without residuals that `chunk` says should exist for one chunk only: those are computed again."""
+    axes, both = {axis for axis, _ in found.forward.chunk}, _both(found.forward, found.derivative)
+    while wide := {t.name for t in found.residuals if len(t.axes) > 1 and axes & set(t.axes)} - save - set(found.again):
+        again = frozenset(found.again) | all_of(both, frozenset(wide), save)
+        found = replace(attempt(found.forward, found.derivative, both, save, again), uses=found.uses)
+    return found
 
 
 Choice = Mapping[str, Law | DerivativeLaw]  # at which places which law is used

@@ -150,7 +150,7 @@ def only(program: Program, outputs: Sequence[Output]) -> Program:
         a for e in made.eqns for a in (*e.out.ty.axes, *named(e))
     }
     axes, sizes = tuple(a for a in made.axes if a.name in used), tuple(n for n in made.nominal if n[0] in used)
-    return replace(made, inputs=inputs, axes=axes, nominal=sizes, save=(), recompute=())
+    return replace(made, inputs=inputs, axes=axes, nominal=sizes, save=(), recompute=(), chunk=())
 
 
 def each(step: Pass) -> Pass:
@@ -187,7 +187,7 @@ def join(state: State) -> State:
     kernels = tuple(k for p in plans for k in p.launched)
     notes = tuple(dict.fromkeys(n for n in (*state.notes, *(n for p in plans for n in p.notes))))
     why = tuple(dict.fromkeys(f"{d.code}: {d.message}" for d in state.why))
-    plan = Plan(state.program, kernels, tuple(layouts), notes, plans, state.same, why)
+    plan = Plan(state.program, kernels, tuple(layouts), notes, plans, state.same, why, loops=state.loops)
     return replace(state, stages=tuple(stages), plan=plan)
 
 

@@ -363,6 +363,7 @@ class _Cut:
             eqns=tuple(_with(e, held) for e in self.program.eqns if e.out.name in wanted),
             save=(),
             recompute=(),
+            chunk=(),
         )
 
     def _before(self, name: str, number: int) -> bool:

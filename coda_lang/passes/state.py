@@ -11,7 +11,7 @@ from math import prod
 from .. import ops
 from ..diagnostics.model import Diagnostic
 from ..ir.graph import Eqn, Lit, Program, Tensor, Var
-from ..ir.kernels import Along, Plan, to_text
+from ..ir.kernels import Along, Loop, Plan, to_text
 from ..ir.printer import to_text as program_text
 
 MAX_COLUMNS = 256  # of all accumulators together: the widest tile of the target
@@ -116,6 +116,7 @@ class State:
     why: tuple[Diagnostic, ...] = ()  # what keeps the program from being one kernel
     stages: tuple[State, ...] = ()  # one a kernel, where the program needs several
     same: tuple[tuple[str, str], ...] = ()  # outputs that are an input as it is: (output, input)
+    loops: tuple[Loop, ...] = ()  # over stages
     strict: bool = False  # no law that moves a rounding
     written: Program | None = None  # the program as it is written, where laws have changed it
 
@@ -124,7 +125,7 @@ class State:
         if self.plan is not None:
             return to_text(self.plan)
         if self.stages:
-            return "\n".join(stage.text() for stage in self.stages)
+            return "\n".join([*map(str, self.loops), *(stage.text() for stage in self.stages)])
         out = program_text(self.program)
         if self.placement is not None:
             out += "\n" + str(self.placement.anchor) + "\n"

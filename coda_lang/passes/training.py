@@ -167,7 +167,7 @@ def _tidy(program: Program) -> Program:
     used = {a for t in (*program.inputs, *(o.tensor for o in program.outputs)) for a in t.axes}
     used |= {a for e in program.eqns for a in (*e.out.ty.axes, *named(e))}
     axes, sizes = tuple(a for a in program.axes if a.name in used), tuple(n for n in program.nominal if n[0] in used)
-    return replace(program, axes=axes, nominal=sizes)
+    return replace(program, axes=axes, nominal=sizes, chunk=tuple(c for c in program.chunk if c[0] in used))
 
 
 def _same(found: Joint, forward: bool) -> tuple[tuple[str, str], ...]:

@@ -9,7 +9,7 @@ from ..ops import TABLE
 
 def verify_plan(plan: Plan) -> None:
     """Scalars are defined once, before use; work tensors have a writer before a reader; outputs are written. Raises ValueError."""
-    written: list[str] = [output for output, _ in plan.same]
+    written: list[str] = [output for output, _ in plan.same] + [before.name for loop in plan.loops for before, _ in loop.carried]
     for part in plan.stages:
         unwritten = [t.name for t in part.program.inputs if t not in plan.program.inputs and t.name not in written]
         if unwritten:

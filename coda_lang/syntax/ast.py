@@ -140,6 +140,15 @@ class Nominal:
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """`chunk v by 4096`: what carries the axis exists for so many positions at a time."""
+
+    axis: Name
+    size: int
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
 class Param:
     """`param eps = 1e-5`: a compile-time f32."""
 
@@ -148,7 +157,7 @@ class Param:
     span: Span = _span()
 
 
-Stmt = Assign | Save | Require | Nominal | Param
+Stmt = Assign | Save | Require | Nominal | Chunk | Param
 
 # --- top level -------------------------------------------------------------------------------------------------------
 

@@ -227,6 +227,8 @@ def _definition(p: Place) -> Diagnostic | None:
 
 
 def _setting(p: Place) -> Diagnostic | None:
+    if p.first == "CHUNK":
+        return problems.setting(p.span, "`chunk` takes an axis and a size", "write `chunk v by 4096`; each chunk takes a line of its own")
     if p.first in ("PARAM", "NOMINAL") and p.kind not in LAYOUT and "EQUAL" in p.depth_from(p.line):
         what = "a param's value is a number" if p.first == "PARAM" else "a nominal extent is a whole number"
         if p.kind in ("NAME", "INF", "LPAR", "MINUS") or p.kind in OPERATORS:

@@ -211,6 +211,12 @@ class Builder(Transformer):
     def nominal(self, _keyword: Token, *items: ast.Nominal) -> tuple[ast.Nominal, ...]:
         return items
 
+    def chunk(self, keyword: Token, axis: Token, by: Token, value: Token) -> ast.Chunk:
+        if str(by) != "by":
+            raise Refused(problems.setting(self.at(by), "`by` stands between an axis and the size of its chunks", "write `chunk v by 4096`"))
+        name = ast.Name(self.name_of(axis), span=self.at(axis))
+        return ast.Chunk(name, self.extent(value), span=self.at(keyword).to(self.at(value)))
+
     def save(self, keyword: Token, *names: Token) -> ast.Save:
         found = tuple(ast.Name(self.name_of(n), span=self.at(n)) for n in names)
         return ast.Save(found, keyword.type == "RECOMPUTE", span=self.at(keyword).to(found[-1].span))

@@ -334,4 +334,22 @@ y = h - 2.0 * floor(h / 2.0)
 """,
         "Write `x - y * floor(x / y)`.",
     ),
+    Entry(
+        "C0321",
+        "an axis that cannot be taken chunk by chunk",
+        """`chunk v by 4096` says that what stands between kernels and carries `v` exists for 4096 positions of it at a time. One axis
+        of a program can be taken so; it is free, keeps its name, and a chunk is a multiple of 8.""",
+        """
+program head(x: bf16[m, d], w: bf16[v, d], target: i64[m]) -> (loss: f32[m])
+loss = cross_entropy[v](x @ w, target)
+chunk v by 1000
+chunk m by 2048
+""",
+        """
+program head(x: bf16[m, d], w: bf16[v, d], target: i64[m]) -> (loss: f32[m])
+loss = cross_entropy[v](x @ w, target)
+chunk v by 4096
+""",
+        "Name one free axis, and a multiple of 8.",
+    ),
 )
