@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import coda_lang  # noqa: E402
 from bench import rows  # noqa: E402
-from coda_lang.backend_cute import arguments, autograd, derivative, host, loops, spec, twin  # noqa: E402
+from coda_lang import driver  # noqa: E402
+from coda_lang.backend_cute import arguments, autograd, derivative, host, loops, spec, torch_fns, twin  # noqa: E402
+from coda_lang.backend_cute.binding import Binding  # noqa: E402
 from coda_lang.backend_cute.function import fixed  # noqa: E402
 from coda_lang.diagnostics.model import CodaError  # noqa: E402
+from coda_lang.passes import report, training_report  # noqa: E402
+from coda_lang.source import Source  # noqa: E402
 from tests.autograd_cases import Kernels  # noqa: E402
 
 HEAD = "(x: bf16[m, d], w: bf16[v, d], b: bf16[v], target: i64[m], weight: f32[m])"
@@ -118,8 +124,6 @@ def test_chunks_change_nothing_but_the_order_of_sums(case, compiled) -> None:
 
 def twin_outputs(fn, tensors):
     inputs = {a.name: t for a, t in zip(fn.program.inputs, tensors, strict=True)}
-    from coda_lang.backend_cute import torch_fns
-
     return list(twin.run(fn.program, fn.functions, inputs, f=torch_fns.Exact()).values())
 
 
@@ -150,3 +154,125 @@ def test_by_the_host(case, compiled, monkeypatch) -> None:
             torch.testing.assert_close(g, want[name].reshape(g.shape), rtol=1e-2, atol=1e-5)
         (loop,) = fn.backward.loops
         assert calls.count(loop.kernels[0]) == len(list(loops.chunks(loop, known)))
+
+
+# --- memory ------------------------------------------------------------------------------------------------------------
+
+HEAD_LOSS = """
+program head(x: bf16[m, d], w: bf16[v, d], target: i64[m]) -> (loss: f32[])
+logits = x @ w
+loss = mean_over[m](cross_entropy[v](logits, target), target != -100)
+"""
+TOKENS, WIDTH, WORDS = 8192, 4096, 128256
+
+
+class Nothing:
+    """Executables of a device without memory."""
+
+    whole = False
+
+    def config(self, gemm, m, n, k, device):
+        return spec.Config()
+
+    def executables(self, wanted):
+        return [lambda *args: None for _ in wanted]
+
+
+def allocated(program: spec.Program, extents, monkeypatch) -> int:
+    """Bytes of all buffers of a call: those that it returns, and those that it needs."""
+    device, found = torch.device("meta"), []
+
+    def allocate(shape, strides, dtype, device):
+        found.append(1 + sum((n - 1) * s for n, s in zip(shape, strides)) if 0 not in shape else 0)
+        found[-1] *= dtype.itemsize
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    monkeypatch.setattr(host, "allocate", allocate)
+    kinds = {"bf16": torch.bfloat16, "f32": torch.float32, "i64": torch.int64}
+    given = [torch.empty([extents[x] for x in a.axes], dtype=kinds[a.dtype], device=device) for a in program.inputs]
+    host.plan(program, Binding(dict(extents)), given, device, Nothing()).run(given)
+    return sum(found)
+
+
+@pytest.mark.parametrize(
+    "chunk, least, most", [("", 6.2e9, 6.5e9), ("recompute logits\n", 2.0e9, 2.3e9), ("chunk v by 4096\n", 0.19e9, 0.21e9)]
+)
+def test_memory_of_a_large_vocabulary(chunk, least, most, compiled, monkeypatch) -> None:
+    """Besides the gradients of x and w, forward and backward together."""
+    fn = compiled(HEAD_LOSS, chunk)
+    extents = {"m": TOKENS, "d": WIDTH, "v": WORDS}
+    gradients = 2 * WIDTH * (TOKENS + WORDS)
+    forward = allocated(fn.saving, extents, monkeypatch)
+    saved = sum(4 * math.prod(extents[a] for a in o.axes) for o in fn.saving.outputs)
+    backward = allocated(fn.backward, extents, monkeypatch) - gradients
+    peak = max(forward, saved + backward)
+    assert least <= peak <= most, f"{peak / 1e6:.0f} MB"
+
+
+def test_chunks_of_rows_hold_the_weights_gradient_in_f32(compiled, monkeypatch) -> None:
+    """Why a head is better chunked along its vocabulary."""
+    extents, gradients = {"m": TOKENS, "d": WIDTH, "v": WORDS}, 2 * WIDTH * (TOKENS + WORDS)
+    taken = allocated(compiled(HEAD_LOSS, "chunk m by 2048\n").backward, extents, monkeypatch) - gradients
+    assert taken == pytest.approx(4 * WORDS * WIDTH + 2 * 2048 * WORDS, rel=0.01)
+
+
+def test_a_chunks_buffers_are_those_of_the_chunk_before(compiled, monkeypatch) -> None:
+    """More chunks take no more memory."""
+    fn = compiled(HEAD_LOSS, "chunk v by 64\n")
+    sizes = [allocated(fn.backward, {"m": 128, "d": 64, "v": v}, monkeypatch) - 2 * 64 * (128 + v) for v in (64, 640, 650)]
+    assert len(set(sizes)) == 1
+
+
+# --- what is said about it -------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_says_what_runs_in_chunks() -> None:
+    (plan,) = driver.plan(Source("head.coda", HEAD_LOSS + "nominal m = 8192, v = 128256\nchunk v by 4096\n"))
+    text = report(plan) + training_report.text(plan)
+    assert "in chunks of `v`, 4096 at a time: kernels 1 to 3" in text
+    assert "for one chunk: d_logits_bf16, 67.1 MB" in text and "added up over chunks: d_x_sum" in text
+    assert "as the program says: chunk v by 4096" in text
+    assert "chunk v by 4096: no kernel leaves anything along `v`" in text  # the forward
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "program p(x: bf16[m, d], w: bf16[v, d], u: bf16[n, v]) -> (y: bf16[m, n])\ny = softmax[v](x @ w) @ u\nchunk v by 8\n",
+        "forward program p(x: bf16[m, d], w: bf16[v, d], u: bf16[n, v]) -> (y: bf16[m, n], z: f32[v])\n"
+        "h = relu(x @ w)\ny = h @ u\nz = max[m](h)\nchunk m by 8\n",
+    ],
+    ids=["a whole row in a chunk of it", "a maximum over chunks"],
+)
+def test_what_no_chunk_knows_is_refused(text) -> None:
+    with pytest.raises(CodaError) as caught:
+        coda_lang.compile(text)
+    assert {d.code for d in caught.value.diagnostics} == {"C0415"}
+    assert all(d.span and d.help for d in caught.value.diagnostics)
+
+
+@pytest.mark.parametrize("wanted", ["x", "w", "b"])
+def test_one_gradient_alone(wanted, compiled) -> None:
+    """Pruned kernels stay in the loop, under their new names."""
+    text = PROGRAMS["mean"]
+    fn, plain = compiled(text, "chunk v by 16\n"), compiled(text)
+    tensors = drawn(fn, SHAPES[0])
+    grads = []
+    for one in (fn, plain):
+        leaves = [t.clone().requires_grad_(a.name == wanted) for a, t in zip(one.program.inputs, tensors)]
+        grads.append(torch.autograd.grad(one(*leaves), [t for t in leaves if t.requires_grad])[0])
+    torch.testing.assert_close(*grads, rtol=1e-2, atol=1e-5)
+    step = fn.training(autograd.Eager(fn)).derivative.step([int(a.name == wanted) for a in fn.program.inputs], [True])
+    names = {k.name for k in step.program.kernels}
+    assert all(set(loop.kernels) <= names for loop in step.program.loops) and step.program.loops
+
+
+def test_gradients_into_buffers(compiled) -> None:
+    """A sum over chunks goes on in f32 into the buffer."""
+    fn = compiled(PROGRAMS["mean"], "chunk v by 16\n")
+    tensors = [t.requires_grad_(t.is_floating_point()) for t in drawn(fn, SHAPES[0])]
+    buffer = torch.zeros(tensors[0].shape)
+    fn(*tensors, accumulate_into={"x": buffer}).backward()
+    want = autograd.gradients_planned(fn, [t.detach() for t in tensors], {"loss": torch.ones(())})["x"]
+    assert (buffer - want).norm() < 1e-2 * want.norm()
+    assert (buffer != buffer.bfloat16()).any()

@@ -308,3 +308,33 @@ def test_rule_10_gather_outside_gives_nan() -> None:
 def test_rule_10_logsumexp_of_minus_infinity() -> None:
     y = written("program p(z: f32[m, v]) -> (y: f32[m])\ny = logsumexp[v](z)", z=torch.full((2, 3), -INF))["y"]
     assert (y == -INF).all()
+
+
+# --- chunks ----------------------------------------------------------------------------------------------------------------
+
+
+CHUNKED = "program p(x: bf16[m, d=8], w: bf16[v, d]) -> (y: f32[m])\ny = sum[v](x @ w)\n"
+
+
+def test_chunk_is_noted() -> None:
+    assert only(CHUNKED + "chunk v by 64").chunk == (("v", 64),)
+    assert only(CHUNKED).chunk == ()
+
+
+@pytest.mark.parametrize(
+    "text, code",
+    [
+        ("chunk q by 64", "C0203"),
+        ("chunk d by 8", "C0321"),
+        ("chunk v by 60", "C0321"),
+        ("chunk v by 64\nchunk m by 8", "C0321"),
+        ("z = rename[v -> u](sum[m](x @ w))\nchunk v by 64", "C0321"),
+        ("chunk v by 0", "C0133"),
+        ("chunk v by 2.5", "C0133"),
+        ("chunk v = 64", "C0132"),
+        ("chunk v of 64", "C0132"),
+        ("chunk v", "C0132"),
+    ],
+)
+def test_what_cannot_be_chunked(text: str, code: str) -> None:
+    assert refused(CHUNKED + text) == {code}

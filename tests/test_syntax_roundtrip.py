@@ -66,6 +66,7 @@ statements = (
     | st.builds(lambda ns, r: ast.Save(tuple(ns), r, span=NO), st.lists(names, min_size=1, max_size=3), st.booleans())
     | st.builds(lambda e: ast.Require(e, span=NO), exprs)
     | st.builds(lambda n, v: ast.Nominal(n, v, span=NO), names, st.integers(1, 10**9))
+    | st.builds(lambda n, v: ast.Chunk(n, v, span=NO), names, st.integers(1, 10**9))
     | st.builds(lambda w, v: ast.Param(w, v, span=NO), words, signed)
 )
 types = st.builds(lambda t, a: ast.TypeExpr(t, tuple(a), span=NO), dtypes, st.lists(specs, max_size=3))
@@ -156,6 +157,8 @@ class Writer:
             return "require " + self.expr(s.condition)
         if isinstance(s, ast.Nominal):
             return f"nominal {s.axis.name} = {s.value}"
+        if isinstance(s, ast.Chunk):
+            return f"chunk {s.axis.name} by {s.size}"
         return f"param {s.name} = {self.number(s.value)}"
 
     def item(self, i: ast.Program | ast.Def | ast.TypeAlias | ast.Param) -> str:

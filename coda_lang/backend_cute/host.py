@@ -310,7 +310,8 @@ class _Planner(Looping):
         m, n = product(kernel.rows, self.extents), product(kernel.cols, self.extents)
         depths = [math.prod(mode_shape(records[p.a.tensor], self.extents)[i] for i in p.a.cols) for p in kernel.products]
         empty = m == 0 or n == 0
-        size = self.plan.sizes[kernel.name] = max(m, 1), max(n, 1), max(sum(depths), 1)
+        size = max(m, 1), max(n, 1), max(sum(depths), 1)
+        self.plan.sizes.setdefault(kernel.name, size)
         config = self.objects.config(kernel, *size, self.plan.device)
         slots: dict[str, int] = {}
         for sink in kernel.sinks:
@@ -409,7 +410,7 @@ class _Planner(Looping):
         self.launches.append((len(self.plan.steps), kernel, config, slots, tuple(self.extents[e] for e in kernel.extents)))
         self.plan.steps.append(lambda slots: None)
         self.plan.launches.append(kernel.name)
-        self.plan.places[kernel.name] = len(self.plan.steps) - 1
+        self.plan.places.setdefault(kernel.name, len(self.plan.steps) - 1)  # of a loop, in its first chunk
 
     def _launch_all(self) -> None:
         wanted = list(dict.fromkeys((kernel, config) for _, kernel, config, *_ in self.launches))

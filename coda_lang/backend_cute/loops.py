@@ -1,7 +1,7 @@
 """Loops over chunks of an axis: which kernels are in one, what a chunk's extents are, which tensors it sees a part of.
 
-In: a `spec.Program` with `loops`. Out: its kernels in launch order with each loop as one item, chunks, extents. The launcher (`host_loops`),
-the twin and pruning share this. Pure arithmetic: needs no torch. Non-goals: memory, launches.
+In: a `spec.Program` with `loops`. Out: its kernels in launch order with each loop as one item, chunks, extents; for the launcher
+(`host_loops`), the twin and pruning. Pure arithmetic: needs no torch. Non-goals: memory, launches.
 """
 
 from __future__ import annotations

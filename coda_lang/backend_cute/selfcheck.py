@@ -26,6 +26,7 @@ EXACT = 1e-9  # for float64 against float64
 EXACT_GRADIENT = 1e-6  # constants of derivatives are f32
 
 # Extents to try for the free axes, in turn: ragged, regular, tiny.
+MOST = 16384  # positions of a chunk for which more than one are tried
 SHAPES = ((133, 72, 95, 40, 21, 9), (256, 192, 320, 64, 128, 48), (1, 8, 3, 16, 5, 24))
 
 
@@ -40,7 +41,7 @@ def main(functions: Sequence[Any], argv: Sequence[str] | None = None) -> int:
     good = True
     for fn in functions:
         try:
-            shapes = list(_shapes(fn.program, options.shape))
+            shapes = list(_shapes(fn.program, options.shape, [loop for p in fn.programs for loop in p.loops]))
         except CallError as problem:
             print(problem, file=sys.stderr)
             return 2
@@ -143,8 +144,11 @@ def inputs(program: spec.Program, extents: dict[str, int], seed: int, device: st
     return made
 
 
-def _shapes(program: spec.Program, given: dict[str, int] | None) -> Iterator[dict[str, int]]:
-    """Extents to check at: those given, or several that satisfy the shape contract. Raises CallError where none does."""
+def _shapes(program: spec.Program, given: dict[str, int] | None, loops: Sequence[spec.Loop] = ()) -> Iterator[dict[str, int]]:
+    """Extents to check at: those given, or several that satisfy the shape contract, the first with more than one chunk in each of `loops`.
+
+    Raises CallError where none does.
+    """
     free = [name for name, size in program.extents if size is None]
     fixed = {name: size for name, size in program.extents if size is not None}
     given = given or {}
@@ -157,7 +161,9 @@ def _shapes(program: spec.Program, given: dict[str, int] | None) -> Iterator[dic
     for sizes in SHAPES:
         for unit in (1, 8, 64, 128):
             sizes_now = itertools.cycle(-(-n // unit) * unit for n in sizes)
-            extents = {**fixed, **{a: given.get(a, _outer(n, inner[a], unit)) for a, n in zip(free, sizes_now)}}
+            chosen = {a: _outer(n, inner[a], unit) for a, n in zip(free, sizes_now)}
+            chosen |= {} if found else {loop.axis: loop.size * 3 // 2 + 1 for loop in loops if loop.size <= MOST}
+            extents = {**fixed, **{a: given.get(a, n) for a, n in chosen.items()}}
             try:
                 bind(program, [tuple(extents[x] for x in a.axes) for a in program.inputs])
             except CallError as e:

@@ -281,9 +281,9 @@ class Require:
 class Loop:
     """Kernels that are launched once for each chunk of `size` positions of a free axis, one chunk after the other.
 
-    Temporaries in `local` exist for one chunk. Of every other tensor along the axis a chunk's kernels see a part, the axis's extent being the
-    chunk's. `carried` are temporaries (what a chunk adds to, what it leaves): one place in memory, zeros before the first chunk; kernels
-    after the loop read it under its second name. `start` and `whole` are names among kernels' `extents` whose values are the chunk's first
+    Temporaries in `local` exist for one chunk. Of every other tensor along the axis a chunk's kernels see a part; the axis's extent is
+    the chunk's. `carried` are temporaries (what a chunk adds to, what it leaves): one place in memory, zeros before the first chunk;
+    kernels after the loop read it under its second name. `start` and `whole` are names among kernels' `extents`, for the chunk's first
     position and the axis's extent.
     """
 

@@ -10,7 +10,7 @@ from math import prod
 
 from .. import ops
 from ..ir.graph import Eqn, Program, Var
-from ..ir.kernels import PLANES, Finish, Gemm, Kernel, Plan, Point, Read, Reduce, Store
+from ..ir.kernels import PLANES, Finish, Gemm, Kernel, Loop, Plan, Point, Read, Reduce, Store
 from .state import extents, listed, nominal, signature
 
 TILE = 128
@@ -24,6 +24,12 @@ def report(plan: Plan) -> str:
     free = [a.name for a in program.axes if a.extent is None]
     lines.append("nominal extents: " + (", ".join(f"{a}={size[a]}" for a in free) or "all fixed"))
     lines += ["several kernels, because:" for _ in plan.why[:1]] + [f"  {reason}" for reason in plan.why]
+    lines += [line for loop in plan.loops for line in _loop(plan, loop)]
+    lines += [
+        f"chunk {axis} by {count}: no kernel leaves anything along `{axis}` and another axis to a later one"
+        for axis, count in program.chunk
+        if not plan.loops
+    ]
     number = 0
     for part in plan.parts:
         for kernel in part.launched:
@@ -33,7 +39,7 @@ def report(plan: Plan) -> str:
         lines += [f"   {line}" for line in _between(plan, part)]
     lines += ["" for _ in plan.same[:1]] + [f"{output} is {given} as it is: no kernel" for output, given in plan.same]
     fused, unfused = traffic(plan), unfused_traffic(program)
-    flops = sum(map(_flops, plan.parts))
+    flops = sum(_flops(part) * _times(plan, part) for part in plan.parts)
     lines += [
         "",
         f"memory: {_bytes(fused)} against {_bytes(unfused)} unfused ({unfused / fused:.1f}x less), {flops / 1e9:.1f} GFLOP in the product",
@@ -43,9 +49,28 @@ def report(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _loop(plan: Plan, loop: Loop) -> list[str]:
+    """What runs in chunks, and what that does to memory."""
+    numbers = [i for i, (part, _) in enumerate(((p, k) for p in plan.parts for k in p.launched), 1) if part.program.name in loop.stages]
+    sizes = nominal(plan.program) | {loop.axis: loop.size}
+    tensors = {t.name: t for t in plan.temps}
+    held = sum(prod(sizes[a] for a in tensors[name].axes) * tensors[name].dtype.bits / 8 for name in loop.local)
+    sums = sum(prod(sizes[a] for a in t.axes) * 4.0 for t, _ in loop.carried)
+    lines = [f"in chunks of `{loop.axis}`, {loop.size} at a time: kernels {numbers[0]} to {numbers[-1]}"]
+    lines += [f"  for one chunk: {', '.join(loop.local)}, {_bytes(held)}"]
+    lines += [f"  added up over chunks: {', '.join(name for _, name in loop.carried)}, {_bytes(sums)}"] if loop.carried else []
+    return lines
+
+
+def _times(plan: Plan, part: Plan) -> int:
+    """How often a stage runs."""
+    sizes = nominal(plan.program)
+    return prod(-(-sizes[loop.axis] // loop.size) for loop in plan.loops if part.program.name in loop.stages)
+
+
 def _between(plan: Plan, part: Plan) -> list[str]:
     """What a stage leaves for later ones, for whom and why."""
-    size = nominal(plan.program)
+    size = nominal(part.program)  # of a loop, for one chunk
     lines = []
     for t in (o.tensor for o in part.program.outputs if o.tensor in plan.temps):
         readers = [p for p in plan.stages if any(x.name == t.name for x in p.program.inputs)]
@@ -98,7 +123,7 @@ def _operations(eqns: tuple[Eqn, ...]) -> str:
 def traffic(plan: Plan) -> float:
     """Bytes that the kernels read and write, each tensor once a kernel, and copies twice."""
     if plan.stages:
-        return sum(map(traffic, plan.stages)) or 1.0
+        return sum(traffic(part) * _times(plan, part) for part in plan.stages) or 1.0
     program = plan.program
     size, tensors = nominal(program), {t.name: t for t in (*program.inputs, *(o.tensor for o in program.outputs))}
 

@@ -134,9 +134,10 @@ def _saved(plan: Plan, derived: Derived) -> list[str]:
     lines.append(
         f"PyTorch's autograd of the program, op by op, would save {_amount(held)}: {', '.join(v.name for v in eager) or 'nothing'}"
     )
-    if plan.program.save or plan.program.recompute:
+    if plan.program.save or plan.program.recompute or plan.program.chunk:
         told = [f"save {', '.join(plan.program.save)}"] * bool(plan.program.save)
         told += [f"recompute {', '.join(plan.program.recompute)}"] * bool(plan.program.recompute)
+        told += [f"chunk {axis} by {count}" for axis, count in plan.program.chunk]
         lines.append(f"as the program says: {'; '.join(told)}")
     return lines
 

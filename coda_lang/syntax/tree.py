@@ -213,7 +213,8 @@ class Builder(Transformer):
 
     def chunk(self, keyword: Token, axis: Token, by: Token, value: Token) -> ast.Chunk:
         if str(by) != "by":
-            raise Refused(problems.setting(self.at(by), "`by` stands between an axis and the size of its chunks", "write `chunk v by 4096`"))
+            message = "`by` stands between an axis and the size of its chunks"
+            raise Refused(problems.setting(self.at(by), message, "write `chunk v by 4096`"))
         name = ast.Name(self.name_of(axis), span=self.at(axis))
         return ast.Chunk(name, self.extent(value), span=self.at(keyword).to(self.at(value)))
 

@@ -241,4 +241,21 @@ e = exp(c)
         "Nothing to do; or give the output all the rows.",
         "reason",
     ),
+    Entry(
+        "C0415",
+        "a whole that one chunk cannot know",
+        """`chunk v by 4096` runs kernels for one part of `v` after the other. What sums over `v` is known after the last part, so no kernel
+        before that can use it; and only f32 sums can be put together from parts.""",
+        """
+program attend(x: bf16[m, d], w: bf16[v, d], u: bf16[n, v]) -> (y: bf16[m, n])
+y = softmax[v](x @ w) @ u
+chunk v by 4096
+""",
+        """
+program attend(x: bf16[m, d], w: bf16[v, d], u: bf16[n, v]) -> (y: bf16[m, n])
+y = softmax[v](x @ w) @ u
+chunk m by 2048
+""",
+        "Chunk an axis over which nothing is reduced in between: the rows.",
+    ),
 )
