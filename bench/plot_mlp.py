@@ -1,4 +1,4 @@
-"""Draws the curves that bench/train_mlp.py wrote: python bench/plot_mlp.py FILE.json … --out docs/train_mlp.svg (needs matplotlib)."""
+"""Draws the curves of bench/train_mlp.py or train_llama.py: python bench/plot_mlp.py FILE.json … --out FILE.svg (needs matplotlib)."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from conftest import ROOT  # noqa: E402
 from meaning import built, means  # noqa: E402
-from plain_models import rotated  # noqa: E402
 
 import coda_lang  # noqa: E402
+from bench.plain_models import rotated  # noqa: E402
 from coda_lang import driver  # noqa: E402
 from coda_lang.backend_cute import selfcheck, spec  # noqa: E402
 from coda_lang.backend_cute.lower import lower  # noqa: E402

@@ -12,9 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from exact_programs import planned  # noqa: E402
-from plain_models import PlainGPT2, PlainLlama, loss  # noqa: E402
 
 import coda_lang  # noqa: E402
+from bench.plain_models import PlainGPT2, PlainLlama, loss  # noqa: E402
 from coda_lang import nn  # noqa: E402
 from coda_lang.backend_cute.selfcheck import error  # noqa: E402
 

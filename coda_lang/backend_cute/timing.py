@@ -22,15 +22,15 @@ LEAST, MOST = 10, 60  # rounds
 Call = Callable[[], Any]
 
 
-def interleaved(calls: Mapping[str, Call], budget: float = BUDGET, least: int = LEAST) -> dict[str, list[float]]:
-    """Milliseconds of every timed run of every call, after two rounds that are not."""
+def interleaved(calls: Mapping[str, Call], budget: float = BUDGET, least: int = LEAST, ahead: int = AHEAD) -> dict[str, list[float]]:
+    """Milliseconds of every timed run of every call, after two rounds that are not; `ahead` is longer for calls of many launches."""
     flush = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
     names = list(calls)
 
     def once(name: str) -> tuple[Any, Any]:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         flush.zero_()
-        torch.cuda._sleep(AHEAD)
+        torch.cuda._sleep(ahead)
         start.record()
         calls[name]()
         end.record()
