@@ -128,6 +128,8 @@ ERRORS = [
     ("C0317", HEAD + "y = x @ w\nrequire d % «8.5» == 0", "not whole", "whole numbers"),
     ("C0317", HEAD + "y = x @ w\nrequire «silu(d)» == 0", "a call", "extents"),
     ("C0317", "program p(x: f32[m, a=3]) -> (y: f32[m])\ny = sum[a](x)\nrequire «a % 2 == 0»", "never holds", "fixed extent"),
+    ("C0317", HEAD + "y = x @ w\nrequire m % «0» == 0", "a remainder by 0", "above 0"),
+    ("C0317", "program p(x: f32[m, a=3]) -> (y: f32[m])\ny = sum[a](x)\nrequire m / «(a - 3)» == 1", "a quotient by 0", "above 0"),
     ("C0318", "program p(x: f32[m, a=3]) -> (y: f32[m])\ny = sum[a](x)\nnominal «a» = 4", "`a` is fixed to 3", "remove"),
     ("C0318", HEAD + "y = x @ w\nnominal m = 4\nnominal «m» = 5", "nominal extent already", "one of the two"),
     ("C0321", HEAD + "y = x @ w\n«chunk m by 12»", "no multiple of 8", "chunk m by 16"),

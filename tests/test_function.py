@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import coda_lang  # noqa: E402
 from coda_lang.backend_cute import arguments, host  # noqa: E402
 from coda_lang.backend_cute.errors import CallError  # noqa: E402
 from coda_lang.backend_cute.prune import prune, target  # noqa: E402
@@ -134,3 +135,37 @@ def test_a_call_of_a_known_kind_is_planned_once(monkeypatch):
     second = fn(*tensors)
     assert planned == [1] and fn.last_path == "kernels" and torch.equal(first, second)
     assert fn.objects.calls == ["swiglu_k0"] * 2
+
+
+# --- arguments that no program could take ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scaled():
+    head = "program p(x: bf16[m, d], w: bf16[n, d], s: f32[]) -> (y: bf16[m, n], z: f32[m])\n"
+    return coda_lang.compile(head + "y = x @ w * s\nz = sum[n](y)\n")
+
+
+@pytest.mark.parametrize("outputs", [3, [3], b"y", ["y", None]])
+@pytest.mark.parametrize("method", ["__call__", "reference", "explain"])
+def test_outputs_are_named(outputs, method, scaled):
+    x, w = torch.ones(4, 8).bfloat16(), torch.ones(3, 8).bfloat16()
+    with pytest.raises(CallError, match="C0711: p: outputs= takes names"):
+        getattr(scaled, method)(x, w, 1.0, outputs=outputs)
+
+
+@pytest.mark.parametrize("buffers", [["w"], 3, "w"])
+def test_buffers_are_named(buffers, scaled):
+    x, w = torch.ones(4, 8).bfloat16(), torch.ones(3, 8).bfloat16().requires_grad_()
+    with pytest.raises(CallError, match="C0516: p: accumulate_into= takes buffers by name"):
+        scaled(x, w, 1.0, accumulate_into=buffers)
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), 2**128])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_number_that_f32_cannot_hold(number, grad, scaled):
+    x, w = torch.ones(4, 8).bfloat16(), torch.ones(3, 8).bfloat16().requires_grad_(grad)
+    scaled(x, w, 2)  # a call of the kind is known
+    for call in (scaled, scaled.reference, scaled.explain):
+        with pytest.raises(CallError, match=f"C0702: p: argument 's': got an integer of {number.bit_length()} bits"):
+            call(x, w, number)

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import coda_lang  # noqa: E402
 from coda_lang import driver  # noqa: E402
 from coda_lang.backend_cute import selfcheck  # noqa: E402
 from coda_lang.backend_cute import spec as s  # noqa: E402
@@ -137,3 +138,9 @@ def slope_off(f, d_y, gate, up):
 def test_an_error_planted_in_a_derivative_fails(case, planted, capsys):
     assert selfcheck.main([case.function(**planted)], []) == 1
     assert "FAIL" in capsys.readouterr().out
+
+
+def test_a_condition_that_no_shape_tried_satisfies_asks_for_one(capsys):
+    fn = coda_lang.compile("program p(x: bf16[m, d]) -> (y: bf16[m, d])\nrequire m % 7 == 3 and m > 100000\ny = x\n")
+    assert selfcheck.main([fn], []) == 2
+    assert "choose some, --shape m=…,d=…" in capsys.readouterr().err

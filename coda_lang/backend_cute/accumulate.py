@@ -25,6 +25,9 @@ def buffers(fn: Any, tensors: Sequence[Any], given: Mapping[str, Any], derivativ
             f"{fn.program.name}: a build has no kernels that leave a gradient in f32, as accumulate_into needs",
             help="compile the program with coda_lang.compile, or let the gradient be returned",
         )
+    if not isinstance(given, Mapping):
+        message = f"{fn.program.name}: accumulate_into= takes buffers by name, got {type(given).__name__}"
+        raise errors.refuse(errors.ACCUMULATE, message, help="write accumulate_into={'w': buffer}")
     problems = []
     made: dict[int, torch.Tensor] = {}
     for name, buffer in given.items():

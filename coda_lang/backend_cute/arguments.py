@@ -7,7 +7,7 @@ In: a `spec.Program`, what the caller passed. Out: values in signature order, th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from . import errors, spec
 from .binding import Binding
 from .torch_fns import DTYPES
 
+LARGEST = int(torch.finfo(torch.float32).max)  # of a number for a scalar
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TRACED = (FakeTensor, FunctionalTensor)
@@ -36,11 +37,22 @@ def key(arguments: Sequence[Any]) -> tuple | None:
                 parts.append((t.dtype, t.device, t.shape, t.stride(), t.data_ptr() % 16))
             except RuntimeError:  # no storage: fake, sparse, traced
                 return None
-        elif kind is float or kind is int:
+        elif kind is float or kind is int and -LARGEST <= t <= LARGEST:
             parts.append(float)
         else:
             return None
     return tuple(parts)
+
+
+def wanted(program: spec.Program, outputs: Any) -> tuple[str, ...]:
+    """The names that `outputs=` gives: one, or several. Raises `CallError` where they are no names."""
+    names = (outputs,) if isinstance(outputs, str) else tuple(outputs) if isinstance(outputs, Iterable) else (outputs,)
+    wrong = [n for n in names if not isinstance(n, str)]
+    if wrong:
+        known = ", ".join(repr(o.name) for o in program.outputs)
+        message = f"{program.name}: outputs= takes names, got {wrong[0]!r} of type {type(wrong[0]).__name__}"
+        raise errors.refuse(errors.OUTPUTS, message, help=f"name one of {known}, or several in a tuple")
+    return names
 
 
 def order(program: spec.Program, positional: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
@@ -122,7 +134,7 @@ def are_ordinary(arguments: Sequence[Any]) -> bool:
     """Are all plain tensors or numbers, and none to be cast by autocast?"""
     for value in arguments:
         kind = type(value)
-        if kind not in PLAIN and kind is not float and kind is not int:
+        if kind not in PLAIN and kind is not float and (kind is not int or not -LARGEST <= value <= LARGEST):
             return False
     return not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"))
 
@@ -238,6 +250,8 @@ def _kind(argument: spec.Argument, value: Any) -> tuple[str, str] | None:
     if kind in (float, int):
         if argument.axes or argument.dtype != "f32":
             return f"got a Python {kind.__name__}, expected a tensor of {argument.dtype}", "only an f32[] scalar may be a number"
+        if kind is int and not -LARGEST <= value <= LARGEST:
+            return f"got an integer of {value.bit_length()} bits, which f32 cannot hold", "pass a number below 3.4e38, or float('inf')"
         return None
     if not isinstance(value, torch.Tensor):
         return f"got {kind.__module__}.{kind.__qualname__}, expected a torch.Tensor", "convert it, as by torch.as_tensor"

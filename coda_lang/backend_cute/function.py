@@ -254,7 +254,7 @@ class Function:
 
     def _traced(self, tensors: tuple, outputs: Any, accumulate_into: Any, named: Mapping[str, Any]) -> Any:
         """A call while torch.compile traces it: one operator."""
-        wanted = () if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
+        wanted = () if outputs is None else arguments.wanted(self.program, outputs)
         self.prepare(wanted)
         fn = self._chosen[wanted] if wanted else self
         if named or len(tensors) != len(self.program.inputs):
@@ -342,7 +342,7 @@ class Function:
 
     def _forward(self, outputs: str | Iterable[str], method: str, tensors: Sequence[Any], named: Mapping[str, Any], **options: Any) -> Any:
         """Call `method` of the function that computes only `outputs`."""
-        chosen = self._chosen_for((outputs,) if isinstance(outputs, str) else tuple(outputs))
+        chosen = self._chosen_for(arguments.wanted(self.program, outputs))
         result = getattr(chosen, method)(*tensors, **named, **options)
         self.last_path = chosen.last_path
         return result

@@ -44,6 +44,9 @@ def main(functions: Sequence[Any], argv: Sequence[str] | None = None) -> int:
             shapes = list(_shapes(fn.program, options.shape, [loop for p in fn.programs for loop in p.loops]))
         except CallError as problem:
             print(problem, file=sys.stderr)
+            free = ",".join(f"{name}=…" for name, size in fn.program.extents if size is None)
+            if options.shape is None:
+                print(f"  help: no extents tried here satisfy that: choose some, --shape {free}", file=sys.stderr)
             return 2
         for extents in shapes:
             good &= check(fn, extents, options.seed, device)

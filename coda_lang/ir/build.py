@@ -163,6 +163,7 @@ class _Module:
             return False
         if abs(value) != math.inf and (abs(value) > F32_MAX or 0 < abs(value) <= F32_TINY):
             help = "give a number that f32 holds, or inf"
-            self.report.error("C0316", f"the param `{name}` is set to {value}, which does not fit f32", None, help=help)
+            shown = value if isinstance(value, float) or abs(value) < 10**40 else f"an integer of {value.bit_length()} bits"
+            self.report.error("C0316", f"the param `{name}` is set to {shown}, which does not fit f32", None, help=help)
             return False
         return True

@@ -136,6 +136,16 @@ class Conditions:
             return f"{self._extent(e.left)} {e.op} {self._extent(e.right)}"
         raise _Not(e, "a `require` needs a comparison", "compare extents: `require d % 8 == 0`")
 
+    def _zero(self, e: ast.Expr) -> bool:
+        """Is the expression, of fixed extents and numbers, 0?"""
+        extents = {n.name: self.axes.extent(n.name) for n in reads(e)} if all(n.name in self.axes for n in reads(e)) else {"": None}
+        if None in extents.values():
+            return False
+        try:
+            return bool(eval(self._extent(e), {"__builtins__": {}}, extents) == 0)  # the text was made here
+        except ArithmeticError:
+            return True
+
     def _extent(self, e: ast.Expr) -> str:
         """An expression over extents and integers."""
         if isinstance(e, ast.Number) and isinstance(e.value, int):
@@ -147,6 +157,10 @@ class Conditions:
             return e.name
         if isinstance(e, ast.Unary) and e.op == "-":
             return f"-{self._extent(e.x)}"
+        if isinstance(e, ast.Binary) and e.op in ("/", "%") and self._zero(e.right):
+            what = "a remainder" if e.op == "%" else "a quotient"
+            message = f"{what} by 0 has no value, so this condition never holds"
+            raise _Not(e.right, message, "divide by a number above 0: `require d % 8 == 0`")
         if isinstance(e, ast.Binary) and e.op in _ARITHMETIC:
             return f"({self._extent(e.left)} {e.op} {self._extent(e.right)})"
         what = (

@@ -172,8 +172,8 @@ def _computed(operand: Var, e: Eqn, product: Eqn, defs: dict[str, Eqn]) -> Diagn
             product.span,
             "this product",
             (Label(first.span, "needs the rows of this one whole"),) if first.span else (),
-            notes=("a tile of the second product needs whole rows of the first", "programs of several kernels come with a later version"),
-            help="make two programs, the result of the first an input of the second",
+            notes=("a tile of the second product needs whole rows of the first",),
+            help="nothing need be done: the first product's result is stored between the two",
         )
     source = e.args[0] if e.args else None
     if e.op == ops.CAST.name and isinstance(source, Var) and source.name not in defs:
@@ -194,7 +194,7 @@ def _computed(operand: Var, e: Eqn, product: Eqn, defs: dict[str, Eqn]) -> Diagn
         product.span,
         "this product",
         (Label(e.span, "computed here"),) if e.span else (),
-        notes=("a kernel loads operands as they are stored", "programs of several kernels come with a later version"),
+        notes=("a kernel loads operands as they are stored",),
         help=mend,
     )
 
