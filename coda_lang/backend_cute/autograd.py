@@ -119,8 +119,12 @@ class Training:
             ctx.mark_non_differentiable(*[o for o, smooth in zip(outputs, self.derivative.smooth) if not smooth])
         return outputs
 
-    def backward(self, ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-        """One gradient an input, None where none is asked for, where it is zero, or where it went into a buffer."""
+    def backward(self, ctx: Any, cotangents: Sequence[torch.Tensor | None], last: bool = False) -> Sequence[torch.Tensor | None]:
+        """One gradient an input, None where none is asked for, where it is zero, or where it went into a buffer.
+
+        With `last`, nobody here reads the saved tensors afterwards: unless the graph is retained, each is dropped once its last kernel is
+        launched.
+        """
         asked, saved = self._asked(ctx), ctx.saved_tensors
         if ctx.kind.plan is None:
             return self._backward(ctx, cotangents, asked, saved)[0]
@@ -131,7 +135,11 @@ class Training:
             self._remember(ctx.kind, key, step, gradients, cotangents)
             return gradients
         plan, pick, places = found
-        results = plan.run(pick((*saved, *cotangents)))
+        given = [*pick((*saved, *cotangents))]
+        del saved
+        if last:
+            ctx.maybe_clear_saved_tensors()
+        results = plan.consume(given)
         self.fn.last_backward = "kernels"
         return [None if place is None else results[place] for place in places]
 
@@ -241,7 +249,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         if not torch.is_grad_enabled():
-            return None, *ctx.training.backward(ctx, cotangents)
+            return None, *ctx.training.backward(ctx, cotangents, last=True)
         with torch.no_grad():
             gradients = ctx.training.backward(ctx, cotangents)
         return None, *_once(ctx.training.fn.program.name, gradients, [*ctx.saved_tensors, *cotangents])

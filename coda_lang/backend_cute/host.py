@@ -87,7 +87,9 @@ class _Planner(Looping):
         self.work: dict[str, int] = {}
         self.operands: dict[tuple, int] = {}
         self.returns: dict[str, int] = {}
-        self.after: list[Step] = []
+        self.owner: list[int] = []  # of each slot, the one whose memory it is a view of
+        self.touched: list[tuple[int, ...]] = []  # by each step
+        self.after: list[tuple[Step, tuple[int, ...]]] = []
         self.places: dict[str, int] = {}
         self.pool: Pool | None = None
         self.launches: list[tuple[int, spec.Kernel, spec.Config | None, Sequence[int], tuple[int, ...]]] = []
@@ -104,20 +106,29 @@ class _Planner(Looping):
         for item in loops.items(program):
             self._loop(item) if isinstance(item, loops.Round) else self._kernel(item)
         self._launch_all()
-        self.plan.steps += self.after
+        for step, slots in self.after:
+            self._do(step, *slots)
         self.plan.slots = len(self.meta) - self.fixed
         self.plan.results = tuple(self.returns[o.name] for o in program.outputs)
+        self.plan.forget(self.touched, self.owner)
 
     # slots
+
+    def _do(self, step: Step, *slots: int) -> None:
+        """One more step, which reads or writes these slots."""
+        self.plan.steps.append(step)
+        self.touched.append(slots)
 
     def _argument(self, argument: spec.Argument, value: Any) -> int:
         if isinstance(value, torch.Tensor):
             return self._slot(value.shape, value.stride(), value.dtype, value.data_ptr())
         return self._slot((), (), torch.float64, 0)
 
-    def _slot(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, address: int = 0) -> int:
+    def _slot(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, address: int = 0, of: int | None = None) -> int:
+        """A slot; `of` is one whose memory it shares."""
         self.meta.append(torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="meta"))
         self.address.append(address)
+        self.owner.append(len(self.owner) if of is None else self.owner[of])
         return len(self.meta) - 1
 
     def _new(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> int:
@@ -130,7 +141,7 @@ class _Planner(Looping):
         def step(slots: Slots) -> None:
             slots[slot] = allocate(shape, strides, dtype, device)
 
-        self.plan.steps.append(step)
+        self._do(step, slot)
         if self.pool:
             self.pool.taken.append((slot, shape, strides, dtype))
         return slot
@@ -143,12 +154,12 @@ class _Planner(Looping):
         meta, shape, strides = self.meta[source], tuple(shape), tuple(strides)
         if (tuple(meta.shape), meta.stride()) == (shape, strides):
             return source
-        slot = self._slot(shape, strides, meta.dtype, self.address[source])
+        slot = self._slot(shape, strides, meta.dtype, self.address[source], of=source)
 
         def step(slots: Slots) -> None:
             slots[slot] = slots[source].as_strided(shape, strides)
 
-        self.plan.steps.append(step)
+        self._do(step, slot, source)
         return slot
 
     def _scalar(self, source: int, dtype: torch.dtype) -> int:
@@ -157,14 +168,14 @@ class _Planner(Looping):
         def step(slots: Slots) -> None:
             slots[slot] = torch.full((1,), slots[source], dtype=dtype, device=device)
 
-        self.plan.steps.append(step)
+        self._do(step, slot, source)
         return slot
 
     def _copy(self, target: int, source: int) -> None:
-        self.plan.steps.append(lambda slots: slots[target].copy_(slots[source]))
+        self._do(lambda slots: slots[target].copy_(slots[source]), target, source)
 
     def _fill(self, slot: int, value: float) -> None:
-        self.plan.steps.append(lambda slots: slots[slot].fill_(value))
+        self._do(lambda slots: slots[slot].fill_(value), slot)
 
     # program tensors as kernels see them
 
@@ -173,12 +184,12 @@ class _Planner(Looping):
         shape = self.binding.returned(self.declared[output])
         if tuple(self.meta[source].shape) == shape:
             return source
-        slot = self._slot(shape, layout.contiguous(shape), self.meta[source].dtype)
+        slot = self._slot(shape, layout.contiguous(shape), self.meta[source].dtype, of=source)
 
         def step(slots: Slots) -> None:
             slots[slot] = slots[source].reshape(shape)
 
-        self.plan.steps.append(step)
+        self._do(step, slot, source)
         return slot
 
     def _temporary(self, name: str, *names: str) -> int:
@@ -237,7 +248,7 @@ class _Planner(Looping):
         def step(slots: Slots) -> None:
             slots[slot].view(unmerged).copy_(slots[source].reshape(declared).permute(order))
 
-        self.plan.steps.append(step)
+        self._do(step, slot, source)
         return slot
 
     def _target(self, kernel: spec.Kernel, record: spec.Tensor) -> int:
@@ -271,7 +282,8 @@ class _Planner(Looping):
         self.plan.copies.append(f"output {record.name!r} is written to a temporary and copied: {reason}")
         temporary, unmerged, back = self._own(record, packed)
         declared = self.binding.declared(argument)
-        self.after.append(lambda slots: slots[result].view(declared).copy_(slots[temporary].view(unmerged).permute(back)))
+        copy: Step = lambda slots: slots[result].view(declared).copy_(slots[temporary].view(unmerged).permute(back))  # noqa: E731
+        self.after.append((copy, (result, temporary)))
         return temporary
 
     def _fresh(self, argument: spec.Argument) -> int:
@@ -288,6 +300,7 @@ class _Planner(Looping):
             return self._usable(shared, record, packed)
         if self.pool is None:
             self.plan.steps.pop()  # the allocation
+            self.touched.pop()
         return self._own(record, packed)[0]
 
     def _own(self, record: spec.Tensor, packed: bool) -> tuple[int, tuple[int, ...], list[int]]:
@@ -366,7 +379,7 @@ class _Planner(Looping):
     def _identity(self, slot: int, kind: str) -> None:
         self._fill(slot, IDENTITY[kind])
         if kind == "lse":
-            self.plan.steps.append(lambda slots: slots[slot][1].zero_())
+            self._do(lambda slots: slots[slot][1].zero_(), slot)
 
     def _finish(self, kernel: spec.Finish) -> None:
         length = product(kernel.length, self.extents)
@@ -408,7 +421,7 @@ class _Planner(Looping):
     def _launch(self, kernel: spec.Kernel, slots: Sequence[int], config: spec.Config | None) -> None:
         """Leave room for a launch: executables are asked for together, so that those to compile are compiled side by side."""
         self.launches.append((len(self.plan.steps), kernel, config, slots, tuple(self.extents[e] for e in kernel.extents)))
-        self.plan.steps.append(lambda slots: None)
+        self._do(lambda slots: None, *slots)
         self.plan.launches.append(kernel.name)
         self.plan.places.setdefault(kernel.name, len(self.plan.steps) - 1)  # of a loop, in its first chunk
 

@@ -62,12 +62,13 @@ class Looping:
     home: dict[str, int]
     returns: dict[str, int]
     operands: dict[tuple, int]
-    after: list[Callable[[list[Any]], None]]
+    after: list[tuple[Callable[[list[Any]], None], tuple[int, ...]]]
     meta: list[Any]
     places: dict[str, int]
     pool: Pool | None
     _kernel: Callable[[spec.Kernel], None]
     _slot: Callable[..., int]
+    _do: Callable[..., None]
     _view: Callable[..., int]
     _usable: Callable[..., int]
     _judged: Callable[..., Any]
@@ -101,7 +102,8 @@ class Looping:
             later, self.after = self.after, []
             for kernel in item.kernels:
                 self._kernel(kernel)
-            self.plan.steps += self.after
+            for step, slots in self.after:
+                self._do(step, *slots)
             self.after = later
         self.extents, self.binding, self.pool, self.places = extents, binding, None, {}
         self.home |= wholes | sums
@@ -119,12 +121,12 @@ class Looping:
         if tuple(self.meta[source].shape) == shape:
             return source
         like = self.meta[source].reshape(shape)
-        slot = self._slot(shape, like.stride(), like.dtype, self.address[source])
+        slot = self._slot(shape, like.stride(), like.dtype, self.address[source], of=source)
 
         def step(slots: list[Any]) -> None:
             slots[slot] = slots[source].reshape(shape)
 
-        self.plan.steps.append(step)
+        self._do(step, slot, source)
         return slot
 
     def _sum(self, before: str, after: str) -> int:
@@ -138,12 +140,12 @@ class Looping:
         meta = self.meta[whole]
         offset = start * meta.stride(dim) * meta.element_size()
         shape = tuple(length if i == dim else n for i, n in enumerate(meta.shape))
-        slot = self._slot(shape, meta.stride(), meta.dtype, self.address[whole] + offset)
+        slot = self._slot(shape, meta.stride(), meta.dtype, self.address[whole] + offset, of=whole)
 
         def step(slots: list[Any]) -> None:
             slots[slot] = slots[whole].narrow(dim, start, length)
 
-        self.plan.steps.append(step)
+        self._do(step, slot, whole)
         return slot
 
     def _into(self, kernel: spec.Kernel, record: spec.Tensor, packed: bool) -> int:
@@ -160,5 +162,5 @@ class Looping:
         def copy(slots: list[Any]) -> None:
             slots[place].view(declared).copy_(slots[buffer].view(unmerged).permute(back))
 
-        self.after.append(copy)
+        self.after.append((copy, (place, buffer)))
         return buffer

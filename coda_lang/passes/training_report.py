@@ -12,6 +12,7 @@ from math import prod
 from .. import ops
 from ..ir.graph import Eqn, Program, Tensor, Var
 from ..ir.kernels import Derived, Finish, Gemm, Plan
+from .memory import peak
 from .report import report
 from .saving import BYTES_PER_SECOND, FLOPS_PER_SECOND, saved_by_autograd
 from .state import definitions, is_temporary, nominal
@@ -134,6 +135,11 @@ def _saved(plan: Plan, derived: Derived) -> list[str]:
     lines.append(
         f"PyTorch's autograd of the program, op by op, would save {_amount(held)}: {', '.join(v.name for v in eager) or 'nothing'}"
     )
+    most = peak(plan)
+    if most is not None:
+        kinds = [(most.residuals, "saved"), (most.between, "between kernels"), (most.gradients, "gradients")]
+        listed = ", ".join(f"{_amount(n)} {what}" for n, what in kinds if n)
+        lines.append(f"the backward holds at most {_amount(most.total)} of its own, in `{most.kernel}`: {listed}")
     if plan.program.save or plan.program.recompute or plan.program.chunk:
         told = [f"save {', '.join(plan.program.save)}"] * bool(plan.program.save)
         told += [f"recompute {', '.join(plan.program.recompute)}"] * bool(plan.program.recompute)
