@@ -171,9 +171,6 @@ class _Planner(Looping):
         self._do(step, slot, source)
         return slot
 
-    def _copy(self, target: int, source: int) -> None:
-        self._do(lambda slots: slots[target].copy_(slots[source]), target, source)
-
     def _fill(self, slot: int, value: float) -> None:
         self._do(lambda slots: slots[slot].fill_(value), slot)
 
@@ -282,8 +279,8 @@ class _Planner(Looping):
         self.plan.copies.append(f"output {record.name!r} is written to a temporary and copied: {reason}")
         temporary, unmerged, back = self._own(record, packed)
         declared = self.binding.declared(argument)
-        copy: Step = lambda slots: slots[result].view(declared).copy_(slots[temporary].view(unmerged).permute(back))  # noqa: E731
-        self.after.append((copy, (result, temporary)))
+        touched = (result, temporary)
+        self.after.append((lambda slots: slots[result].view(declared).copy_(slots[temporary].view(unmerged).permute(back)), touched))
         return temporary
 
     def _fresh(self, argument: spec.Argument) -> int:
@@ -404,7 +401,7 @@ class _Planner(Looping):
                 slots[record.name] = self._operand(kernel, record)
         self._launch(kernel, [slots[t.name] for t in kernel.tensors], None)
         for target, fresh in scattered:
-            self._copy(target, fresh)
+            self._do(lambda slots, target=target, fresh=fresh: slots[target].copy_(slots[fresh]), target, fresh)  # type: ignore[misc]
 
     def _parts(self, partial: spec.Partial, length: int) -> int:
         """A work tensor as [parts, length]; one part of the identity where a reduction was over nothing."""

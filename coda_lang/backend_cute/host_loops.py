@@ -75,7 +75,6 @@ class Looping:
     _as_modes: Callable[..., Any]
     _own: Callable[..., Any]
     _fill: Callable[[int, float], None]
-    _copy: Callable[[int, int], None]
     _fresh: Callable[[spec.Argument], int]
     _temporary: Callable[..., int]
     address: list[int]
