@@ -181,7 +181,7 @@ class Bench:
         heads = self.head()
         methods: dict[str, Callable[..., Any]] = {
             "coda": lambda *t: heads.head(*t, outputs="loss").mean(),
-            "coda_recomputed": lambda *t: heads.head_recomputed(*t).mean(),
+            "coda_chunked": lambda *t: heads.head_chunked(*t).mean(),
             **self.peers(loss, liger_loss),
         }
 
@@ -245,7 +245,7 @@ class Bench:
             else:
                 chosen = self.head()
                 add(chosen.head._chosen_for(("loss",)), "gradients", {"m": tokens, "d": d, "v": v})
-                add(chosen.head_recomputed, "gradients", {"m": tokens, "d": d, "v": v})
+                add(chosen.head_chunked, "gradients", {"m": tokens, "d": d, "v": v})
                 sizes = [(d, v)]
             for k, n in sizes:
                 for fn in vars(self.products).values():

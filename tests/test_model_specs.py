@@ -182,7 +182,7 @@ def gelu_tanh(x):
 
 EAGER: dict[str, Callable[..., Any]] = {
     "llama_pre": llama_pre, "llama_layer": llama_layer, "llama_post": llama_post, "llama_head": head,
-    "llama_head_recomputed": lambda h, w, target: head(h, w, target)[0],
+    "llama_head_chunked": lambda h, w, target: head(h, w, target)[0],
     "gpt2_pre": gpt2_pre, "gpt2_layer": gpt2_layer, "gpt2_post": gpt2_post, "gpt2_head": head,
     "gemma2_layer": gemma2_layer, "gemma2_head": gemma2_head, "gemma3_layer": gemma3_layer,
     "qwen2_layer": qwen2_layer, "qwen3_layer": qwen3_layer, "lora": lora, "lora_mlp": lora_mlp,

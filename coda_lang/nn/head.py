@@ -52,7 +52,7 @@ def programs(ignore_index: int) -> Programs:
 
 
 def _loss(run: Programs, h: Tensor, weight: Tensor, target: Tensor, keep_logits: bool) -> Tensor:
-    return run.head(h, weight, target, outputs="loss") if keep_logits else run.head_recomputed(h, weight, target)
+    return run.head(h, weight, target, outputs="loss") if keep_logits else run.head_chunked(h, weight, target)
 
 
 def output(
