@@ -14,8 +14,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import coda_lang  # noqa: E402
-from coda_lang import cli, driver  # noqa: E402
+from coda_lang import cli, driver, gradcheck  # noqa: E402
 from coda_lang.diagnostics.model import CodaError  # noqa: E402
+from coda_lang.source import Source  # noqa: E402
 
 X, W = torch.randn(5, 16).bfloat16(), torch.randn(8, 16).bfloat16()
 PRODUCT = X.double() @ W.double().T
@@ -262,3 +263,12 @@ def test_a_forward_that_saves_may_be_the_only_one() -> None:
     for top, y in both(fn, x, w, v):
         close(top, z.abs().amax(0), 0.05)
         close(y, (z * (z.square().sum(1, keepdim=True) + 1e-3).rsqrt()).permute(1, 2, 0), 0.02)
+
+
+def test_a_run_of_a_stored_axis_beside_another_is_loaded_from_its_own_columns() -> None:
+    """A kernel over b and qh read t[…, b, head] as if head were as wide as its run qh."""
+    text = "program p(x: f16[k, t, b], w: f16[k, head=24]) -> (y: f16[b, qh, t], l: f16[b, t], r: f16[t, kh, b])\n"
+    text += "q, p = split[head -> qh=16, kh=8](x @ w)\ny = q\nl = logsumexp[qh](q)\nr = p + p\n"
+    (program,) = driver.programs(Source("p.coda", text))
+    found = list(gradcheck.check(program, extents={"b": 4, "t": 2, "k": 3}))
+    assert found and all(f.good for f in found), "\n".join(str(f) for f in found if not f.good)

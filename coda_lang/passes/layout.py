@@ -189,9 +189,15 @@ def _arranged(stored: tuple[str, ...], use: Use, orders: Orders) -> tuple[str, .
 
 def _modes(program: Program, axes: tuple[str, ...], uses: list[Use], orders: Orders, segments: int) -> tuple[Modes | None, str]:
     """`axes`, in this storage order, merged as far as every use allows; or what is wrong with the order."""
+    size = extents(program)
+
+    def whole(axis: str) -> bool:
+        """Does every use walk all of it? A run of an axis is narrower than what is stored: positions behind it would not line up."""
+        return all(size.get(u.role(axis)[1], size[axis]) == size[axis] for u in uses)
+
     groups: list[list[str]] = []
     for axis in axes:
-        if groups and all(orders.follows(u.role(groups[-1][-1]), u.role(axis)) for u in uses):
+        if groups and whole(axis) and all(orders.follows(u.role(groups[-1][-1]), u.role(axis)) for u in uses):
             groups[-1].append(axis)
         else:
             groups.append([axis])
