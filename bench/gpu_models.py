@@ -14,9 +14,10 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,8 +34,10 @@ PARTS = ("programs", "model", "train")
 RAGGED = {"m": 333, "d": 264, "f": 520, "v": 1003, "n": 520, "k": 264, "r": 16}
 LARGE = {"m": 4096, "d": 2048, "f": 5632, "v": 32000, "n": 2048, "k": 2048, "r": 16}
 AT_LARGE = ("llama_layer", "gpt2_layer", "gemma3_layer")
+FIRST = (*AT_LARGE, "llama_head", "llama_head_chunked", "llama_pre", "llama_post", "qwen3_layer")  # where time is short
 RUNS = 3
 SEEDS = (0, 1)
+SHAPE = (4, 203)  # sequences, tokens
 LOSS_OFF = 2e-3  # one number, in which eager may be lucky
 
 
@@ -52,7 +55,7 @@ def programs(only: list[str]) -> dict[str, Any]:
             if not only or fn.program.name in only:
                 fn.objects = training_cases.Chosen(fn.program, fn.functions, {}, fn.saving)
                 found[fn.program.name] = fn
-    return found
+    return {name: found[name] for name in (*(n for n in FIRST if n in found), *(n for n in found if n not in FIRST))}
 
 
 def shapes(fn: Any) -> Iterator[dict[str, int]]:
@@ -61,13 +64,14 @@ def shapes(fn: Any) -> Iterator[dict[str, int]]:
         yield {axis: size if size is not None else sizes[axis] for axis, size in fn.program.extents}
 
 
-def compile_all(found: Mapping[str, Any]) -> int:
-    """Compile the kernels of all checks side by side; how many there are."""
+def compile_all(calls: Iterable[tuple[Any, Mapping[str, int]]]) -> None:
+    """Compile the kernels of calls, functions with extents, side by side; says how many there are."""
     from coda_lang.backend_cute import compile
 
-    jobs = {j.key: j for fn in found.values() for s in shapes(fn) for j in training_cases.needed(fn, {"kind": "gradients", "shape": s})}
+    began = time.time()
+    jobs = {j.key: j for fn, shape in calls for j in training_cases.needed(fn, {"kind": "gradients", "shape": shape})}
     compile.objects_for(jobs.values())
-    return len(jobs)
+    print(json.dumps({"compiled": len(jobs), "seconds": round(time.time() - began)}), flush=True)
 
 
 def check_program(fn: Any, shape: Mapping[str, int], device: str) -> dict[str, Any]:
@@ -99,6 +103,28 @@ def families() -> dict[str, tuple[Any, Any, Any]]:
     return {"llama": (nn.LlamaForCausalLM, plain_models.PlainLlama, llama), "gpt2": (nn.GPT2LMHeadModel, plain_models.PlainGPT2, gpt2)}
 
 
+def calls_of(model: Any, rows: int, outputs: tuple[str, ...] = ()) -> Iterator[tuple[Any, dict[str, int]]]:
+    """A model's functions, with the extents of a training step of so many rows; of the head's `outputs`."""
+    c, body = model.config, getattr(model, "model", None) or model.transformer
+    sizes = {"m": rows, "v": c.vocab_size}
+    sizes |= {"d": getattr(c, "hidden_size", 0) or c.n_embd, "f": getattr(c, "intermediate_size", 0) or c.n_inner}
+    head = model.programs.head._chosen_for(outputs) if outputs else model.programs.head
+    for fn in (body.programs.pre, body.programs.layer, body.programs.post, head):
+        yield fn, {axis: size if size is not None else sizes[axis] for axis, size in fn.program.extents}
+
+
+def compile_models(options: argparse.Namespace) -> None:
+    """Compile the kernels of the models that are checked and trained, side by side."""
+    calls: list[tuple[Any, Mapping[str, int]]] = []
+    if "model" in options.parts:
+        for ours, _, config in families().values():
+            calls += calls_of(ours(config), math.prod(SHAPE))
+    if "train" in options.parts:
+        *_, sequences, length = train_llama.SIZES[options.size]
+        calls += calls_of(train_llama.ours(options.size, "cpu")[0], sequences * length, ("loss",))
+    compile_all(calls)
+
+
 def results(logits: torch.Tensor, loss: torch.Tensor, model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """What is compared: logits, loss, gradients by name."""
     model.zero_grad()
@@ -107,7 +133,7 @@ def results(logits: torch.Tensor, loss: torch.Tensor, model: torch.nn.Module) ->
     return {"logits": logits.detach(), "loss": loss.detach(), **gradients}
 
 
-def check_model(family: str, device: str, shape: tuple[int, int] = (4, 203)) -> dict[str, Any]:
+def check_model(family: str, device: str, shape: tuple[int, int] = SHAPE) -> dict[str, Any]:
     """A whole model against the plain one; errors of both by what they are errors of."""
     ours, plain, config = families()[family]
     off: dict[str, float] = {}
@@ -172,6 +198,8 @@ def checks(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             found = {"ok": False, "raised": f"{type(problem).__name__}: {problem}"[:800]}
         return {**record, **found, "seconds": round(time.time() - began, 1)}
 
+    if device == "cuda" and {"model", "train"} & set(options.parts):
+        compile_models(options)
     if "model" in options.parts:
         for family in families():
             yield safely({"check": "model", "model": family}, check_model, family, device)
@@ -179,12 +207,12 @@ def checks(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield safely({"check": "train"}, train_llama.compare, device, options.steps, options.size, options.out / "train_llama.json")
     if "programs" in options.parts:
         found = programs(options.only)
-        if device == "cuda":
-            began = time.time()
-            print(json.dumps({"compiled": compile_all(found), "seconds": round(time.time() - began)}), flush=True)
-        for name, fn in found.items():
-            for shape in shapes(fn):
-                yield safely({"check": "program", "program": name, "shape": shape}, check_program, fn, shape, device)
+        for group in ([n for n in found if n in FIRST], [n for n in found if n not in FIRST]):
+            calls = [(found[name], shape) for name in group for shape in shapes(found[name])]
+            if device == "cuda" and time.time() < deadline:
+                compile_all(calls)
+            for fn, shape in calls:
+                yield safely({"check": "program", "program": fn.program.name, "shape": shape}, check_program, fn, shape, device)
 
 
 def main() -> int:
