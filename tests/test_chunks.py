@@ -230,7 +230,7 @@ def test_the_plan_says_what_runs_in_chunks() -> None:
     (plan,) = driver.plan(Source("head.coda", HEAD_LOSS + "nominal m = 8192, v = 128256\nchunk v by 4096\n"))
     text = report(plan) + training_report.text(plan)
     assert "in chunks of `v`, 4096 at a time: kernels 1 to 3" in text
-    assert "for one chunk: d_logits_bf16, 67.1 MB" in text and "added up over chunks: d_x_sum" in text
+    assert "for one chunk: d_logits_bf16, 67.1 MB" in text and "added up: d_x_sum" in text
     assert "as the program says: chunk v by 4096" in text
     assert "chunk v by 4096: no kernel leaves anything along `v`" in text  # the forward
 

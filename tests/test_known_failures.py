@@ -177,7 +177,7 @@ def test_row_30_a_refused_call_says_all_that_is_wrong(programs):
 
 def test_row_30_a_refused_program_says_why_and_what_would_do():
     with pytest.raises(CodaError) as caught:
-        coda_lang.compile("program p(x: bf16[e, m, k], w: bf16[e, n, k]) -> (y: f32[e, m, n])\ny = matmul[k](x, w)\n")
+        coda_lang.compile("program p(x: bf16[e, f, m, k], w: bf16[e, f, n, k]) -> (y: f32[e, f, m, n])\ny = matmul[k](x, w)\n")
     (problem,) = caught.value.diagnostics
     assert problem.code.startswith("C04") and problem.span is not None and problem.notes and problem.help
 

@@ -241,7 +241,7 @@ def refused(text: str):
 
 
 ENTRIES = [e for e in CATALOG.values() if e.code[:3] in ("C04", "C06")]
-REFUSED = ("C0404", "C0601")
+REFUSED = ("C0404", "C0415", "C0601")
 
 
 @pytest.mark.parametrize("code", REFUSED)
@@ -308,10 +308,10 @@ def test_several(what):
 
 def test_all_refusals_of_a_file_are_given_at_once():
     found = refused("""
-program a(x: bf16[e, m, k], w: bf16[e, n, k]) -> (y: bf16[e, m, n])
+program a(x: bf16[e, f, m, k], w: bf16[e, f, n, k]) -> (y: bf16[e, f, m, n])
 y = matmul[k](x, w)
 
-program b(x: bf16[e, m, k], w: bf16[e, n, k]) -> (y: bf16[e, m, n])
+program b(x: bf16[e, f, m, k], w: bf16[e, f, n, k]) -> (y: bf16[e, f, m, n])
 y = relu(matmul[k](x, w))
 """)
     assert [d.code for d in found] == ["C0404", "C0404"]

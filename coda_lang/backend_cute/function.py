@@ -395,13 +395,14 @@ class _Described:
 
 
 def fixed(program: spec.Program) -> dict[str, int]:
-    """The axes whose extents are not free."""
-    return {name: size for name, size in program.extents if size is not None}
+    """The axes whose extents are not free, for every kernel."""
+    parts = {loop.axis for loop in program.loops}
+    return {name: size for name, size in program.extents if size is not None and name not in parts}
 
 
 def signature(program: spec.Program) -> str:
     """The program's signature in the language's words."""
-    known = fixed(program)
+    known = {name: size for name, size in program.extents if size is not None}
 
     def argument(a: spec.Argument) -> str:
         axes = ", ".join(f"{x}={known[x]}" if x in known else x for x in a.axes)

@@ -1,4 +1,4 @@
-"""Row or column chunks: the stages that hand on a large temporary, made to run one part of an axis after the other.
+"""Loops over stages: chunks of rows or columns, where the program asks for them, and batches of products.
 
 In: the stages of a program, an axis and a size (`chunk v by 4096`). Out: stages and the `Loop` over those of them that run once a chunk, or
 None where no temporary carries the axis. A temporary that carries it, with another axis, then exists for one chunk. Tensors of the program
@@ -19,6 +19,7 @@ from ..ir.graph import Eqn, Output, Program, Tensor, Var
 from ..ir.kernels import Loop
 from ..ir.types import F32, Axis
 from ..ops.builder import EqnBuilder
+from .batches import batch_axis, batched, position
 from .several import fitting, only
 from .state import State, definitions, listed, nominal, say
 
@@ -27,6 +28,8 @@ SUMS = (ops.CONTRACT.name, ops.SUM.name)
 
 def chunks(state: State) -> State:
     """The pass: a loop over chunks, where the program asks for it and has stages that hand on something large."""
+    if any(batched(s.program) for s in state.stages):
+        return _batches(state)
     if not state.program.chunk or not state.stages:
         return state
     (axis, size), *_ = state.program.chunk
@@ -34,12 +37,43 @@ def chunks(state: State) -> State:
     parts = local(stages, axis, frozenset(o.tensor.name for o in state.program.outputs))
     if not parts:
         return state
-    found = _Chunks(stages, axis, size, parts)
+    made, loop = _looped(state, _Chunks(stages, axis, size, parts))
+    return replace(state, stages=tuple(State(p, rows=state.rows) for p in made), loops=(loop,))
+
+
+def _looped(state: State, found: _Chunks) -> tuple[list[Program], Loop]:
+    """The stages before, in and after a loop, with names, and the loop."""
     before, inside, after = ([q for p in programs for q in fitting(p)] for programs in found.apart())
+    inside = [position(p) for p in inside]
     made = [replace(p, name=f"{state.program.name}_{p.outputs[0].tensor.name}") for p in (*before, *inside, *after)]
     names = tuple(p.name for p in made[len(before) : len(before) + len(inside)])
-    loop = Loop(axis, size, names, parts, tuple(found.carried), found.start, found.whole)
-    return replace(state, stages=tuple(State(p, rows=state.rows) for p in made), loops=(loop,))
+    return made, Loop(found.axis, found.size, names, found.parts, tuple(found.carried), found.start, found.whole)
+
+
+def _batches(state: State) -> State:
+    """A loop for each stage with a batched product, one position at a time."""
+    if state.program.chunk:
+        first = next(p for s in state.stages if (p := batched(s.program)))
+        message = f"this program has batched products, and chunks of `{state.program.chunk[0][0]}`"
+        problem = Diagnostic("C0404", message, first.span, "a batched product", help="leave the chunks out, or make two programs")
+        raise CodaError([problem])
+    stages: list[Program] = []
+    loops: list[Loop] = []
+    for s in state.stages:
+        if batched(s.program) is None:
+            stages.append(s.program)
+            continue
+        made, loop = _looped(state, _Chunks([s.program], batch_axis(s.program), 1, (), frozenset({0}), _names(state)))
+        stages += made
+        loops.append(loop)
+    return replace(state, stages=tuple(State(p, rows=state.rows) for p in stages), loops=tuple(loops))
+
+
+def _names(state: State) -> set[str]:
+    """Every tensor, value and axis of the stages."""
+    programs = [s.program for s in state.stages]
+    named = {t.name for p in programs for t in _tensors(p)} | {e.out.name for p in programs for e in p.eqns}
+    return named | {a.name for p in programs for a in p.axes}
 
 
 def local(stages: Iterable[Program], axis: str, kept: frozenset[str]) -> tuple[str, ...]:
@@ -49,17 +83,25 @@ def local(stages: Iterable[Program], axis: str, kept: frozenset[str]) -> tuple[s
 
 
 class _Chunks:
-    def __init__(self, stages: Sequence[Program], axis: str, size: int, parts: tuple[str, ...]) -> None:
-        self.stages, self.axis, self.size, self.parts = stages, axis, size, parts
+    def __init__(
+        self,
+        stages: Sequence[Program],
+        axis: str,
+        size: int,
+        parts: tuple[str, ...],
+        inside: frozenset[int] | None = None,
+        taken: Iterable[str] = (),
+    ) -> None:
+        self.stages, self.axis, self.size, self.parts, self.inside = stages, axis, size, parts, inside
         names = {a.name for p in stages for a in p.axes}
         self.start, self.whole = (_unused(f"{axis}_{what}", names) for what in ("start", "whole"))
-        self.taken = {t.name for p in stages for t in _tensors(p)} | {e.out.name for p in stages for e in p.eqns}
+        self.taken = {t.name for p in stages for t in _tensors(p)} | {e.out.name for p in stages for e in p.eqns} | set(taken)
         self.writer = {o.tensor.name: i for i, p in enumerate(stages) for o in p.outputs}
         self.carried: list[tuple[Tensor, str]] = []
 
     def apart(self) -> tuple[list[Program], list[Program], list[Program]]:
         """Stages before the loop, in it and after it, each in their order."""
-        inside = self._inside()
+        inside = self._inside() if self.inside is None else self.inside
         before, loop, after = list[Program](), list[Program](), list[Program]()
         late: dict[str, Eqn] = {}  # tensors that are known after the loop, and why
         behind = self._descendants(inside)

@@ -56,9 +56,11 @@ def _loop(plan: Plan, loop: Loop) -> list[str]:
     tensors = {t.name: t for t in plan.temps}
     held = sum(prod(sizes[a] for a in tensors[name].axes) * tensors[name].dtype.bits / 8 for name in loop.local)
     sums = sum(prod(sizes[a] for a in t.axes) * 4.0 for t, _ in loop.carried)
-    lines = [f"in chunks of `{loop.axis}`, {loop.size} at a time: kernels {numbers[0]} to {numbers[-1]}"]
-    lines += [f"  for one chunk: {', '.join(loop.local)}, {_bytes(held)}"]
-    lines += [f"  added up over chunks: {', '.join(name for _, name in loop.carried)}, {_bytes(sums)}"] if loop.carried else []
+    which = f"kernel {numbers[0]}" if len(numbers) == 1 else f"kernels {numbers[0]} to {numbers[-1]}"
+    how = f"in chunks of `{loop.axis}`, {loop.size} at a time" if loop.size > 1 else f"a launch for each position of `{loop.axis}`"
+    lines = [f"{how}: {which}"]
+    lines += [f"  for one chunk: {', '.join(loop.local)}, {_bytes(held)}"] if loop.local else []
+    lines += [f"  added up: {', '.join(name for _, name in loop.carried)}, {_bytes(sums)}"] if loop.carried else []
     return lines
 
 

@@ -17,6 +17,7 @@ from ..diagnostics.model import CodaError, Diagnostic
 from ..ir.graph import Atom, Output, Program, Tensor, Var
 from ..ir.kernels import Plan, Read, Store
 from .anchor import accumulators, anchor
+from .batches import position, why
 from .layout import layout
 from .partition import partition
 from .place import place
@@ -34,19 +35,21 @@ MOST_BYTES = 104 * 1024  # of shared memory, for tiles on their way; the rest is
 def cut(state: State) -> State:
     """The pass: a program that one kernel computes stays whole, any other becomes stages. Raises CodaError (C04xx)."""
     whole: CodaError | None = None
+    reasons = why(state.program)  # batched products are launched several times, also alone
     try:
-        _kernel(state)
-        return state
+        if not reasons:
+            _kernel(state)
+            return state
     except CodaError as e:
         whole = e
     found = cut_program(with_nominal(state.program))
     try:
         made = staged(state, found)
     except CodaError:
-        raise whole from None
-    if len(made.stages) < 2 and not found.same:
+        raise whole or CodaError(reasons) from None
+    if len(made.stages) < 2 and not found.same and whole:
         raise whole
-    return replace(made, why=tuple(whole.diagnostics))
+    return replace(made, why=tuple(whole.diagnostics) if whole else reasons)
 
 
 def with_nominal(program: Program) -> Program:
@@ -121,7 +124,7 @@ def _first_apart(program: Program, problem: CodaError) -> list[Program]:
 def _problem(program: Program) -> CodaError | None:
     """Why one kernel cannot be this program; None where it can."""
     try:
-        state = _kernel(State(program))
+        state = _kernel(State(position(program)))
     except CodaError as e:
         return e
     held, most = _staged_bytes(state), MOST_BYTES if state.plan and state.plan.gemm.products else 2 * MOST_BYTES

@@ -47,17 +47,17 @@ y = x @ w + t @ b
         "C0404",
         "a batched product",
         """Both operands share an axis that is not contracted: there is one product for each of its positions. A kernel computes one
-        product, in tiles
-        of rows and columns.""",
+        product, so it is launched once for each position; of several batch axes, or of one that is taken apart, renamed or in a
+        program that also runs in chunks, no such launches are made.""",
         """
-program experts(x: bf16[e, m, k], w: bf16[e, n, k]) -> (y: bf16[e, m, n])
-y = matmul[k](x, w)
+program scores(q: bf16[b, h, t, k], w: bf16[b, h, s, k]) -> (y: bf16[b, h, t, s])
+y = matmul[k](q, w)
 """,
         """
-program expert(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])
-y = matmul[k](x, w)
+program scores(q: bf16[bh, t, k], w: bf16[bh, s, k]) -> (y: bf16[bh, t, s])
+y = matmul[k](q, w)
 """,
-        "Call the program once for each position, or give the axis to one operand only.",
+        "Declare batch axes that stand side by side as one, or give them to one operand only.",
     ),
     Entry(
         "C0405",
