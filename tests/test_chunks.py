@@ -16,6 +16,7 @@ from coda_lang.backend_cute.binding import Binding  # noqa: E402
 from coda_lang.backend_cute.function import fixed  # noqa: E402
 from coda_lang.diagnostics.model import CodaError  # noqa: E402
 from coda_lang.passes import report, training_report  # noqa: E402
+from coda_lang.passes.memory import peak  # noqa: E402
 from coda_lang.source import Source  # noqa: E402
 from tests.autograd_cases import Kernels  # noqa: E402
 
@@ -276,3 +277,11 @@ def test_gradients_into_buffers(compiled) -> None:
     want = autograd.gradients_planned(fn, [t.detach() for t in tensors], {"loss": torch.ones(())})["x"]
     assert (buffer - want).norm() < 1e-2 * want.norm()
     assert (buffer != buffer.bfloat16()).any()
+
+
+def test_what_the_plan_says_a_backward_holds_is_one_chunk() -> None:
+    text = HEAD_LOSS + "nominal m = 8192, v = 128256, d = 4096\n"
+    (plain,), (chunked,) = (driver.plan(Source("head.coda", text + more)) for more in ("recompute logits\n", "chunk v by 4096\n"))
+    most = peak(plain), peak(chunked)
+    assert most[0].between == pytest.approx(2 * TOKENS * WORDS)
+    assert most[1].between == pytest.approx(2 * TOKENS * 4096 + 4 * TOKENS * WIDTH)

@@ -34,7 +34,7 @@ def gallery(name: str) -> Plan:
 
 
 def test_the_pipeline_is_observable_by_name():
-    assert passes.names() == ("simplify", "normalise", "cut", "anchor", "place", "partition", "layout", "join")
+    assert passes.names() == ("simplify", "normalise", "cut", "chunks", "anchor", "place", "partition", "layout", "join")
     (program,) = driver.programs(Source("p.coda", SWIGLU))
     assert "rows (m) cols (f)" in passes.after(program, "anchor")
     assert "gate: tile(m, f)" in passes.after(program, "place")

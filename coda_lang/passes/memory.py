@@ -49,9 +49,11 @@ def moments(plan: Plan) -> tuple[Moment, ...]:
             if t.name in first:
                 last[t.name] = max(last.get(t.name, i), i)
 
+    chunk = {name: {loop.axis: min(loop.size, size[loop.axis])} for loop in derived.backward.loops for name in loop.local}
+
     def bytes_at(i: int, names: set[str]) -> float:
         alive = [tensors[n] for n in names if n in first and first[n] <= i <= last.get(n, 0)]
-        return sum(prod(size[a] for a in t.axes) * t.dtype.bits / 8 for t in alive)
+        return sum(prod((size | chunk.get(t.name, {}))[a] for a in t.axes) * t.dtype.bits / 8 for t in alive)
 
     between = set(first) - saved - results
     return tuple(Moment(p.launched[0].name, bytes_at(i, saved), bytes_at(i, between), bytes_at(i, results)) for i, p in enumerate(parts))
