@@ -125,11 +125,12 @@ def test_dims_merged_and_split(path):
     x, w = leaves(SWIGLU_TRAINED)
     want, given = gradients(fn, [x, w])
     x3, w2 = x.detach().reshape(3, 11, 24).requires_grad_(), w.detach().reshape(32, 24).requires_grad_()
-    y = fn(x3, w2)
-    assert y.shape == (3, 11, 16)
-    got = torch.autograd.grad(y, [x3, w2], given[0].reshape(3, 11, 16))
-    assert all(torch.equal(a, b.reshape(a.shape)) for a, b in zip(got, want))
-    assert got[0].shape == x3.shape and got[1].shape == w2.shape
+    for _ in range(3):  # decided at the first call of a kind, remembered for the next
+        y = fn(x3, w2)
+        assert y.shape == (3, 11, 16)
+        got = torch.autograd.grad(y, [x3, w2], given[0].reshape(3, 11, 16))
+        assert all(torch.equal(a, b.reshape(a.shape)) for a, b in zip(got, want))
+        assert got[0].shape == x3.shape and got[1].shape == w2.shape
 
 
 @both

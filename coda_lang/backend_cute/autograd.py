@@ -26,6 +26,7 @@ from .derivative import NO, SUM, YES, Derivative, Saving, Step, extents
 from .prune import prune
 
 Extents = Mapping[str, int]
+Place = tuple[int, Any]
 _executes = getattr(torch._C, "_will_engine_execute_node", None)
 
 
@@ -51,7 +52,7 @@ class Kind:
 
     `plan` is the forward's where kernels run it and nothing that is kept is a number; `keep` picks what is saved from arguments and
     results. `steps` are backwards, by what is asked for and by the kinds of what was saved and of the cotangents: a plan, what picks its
-    arguments from saved tensors and cotangents, and the place of each gradient among its results.
+    arguments from saved tensors and cotangents, and of each gradient the place among its results and, where it differs, its shape.
     """
 
     saving: Saving
@@ -59,7 +60,7 @@ class Kind:
     shapes: Sequence[Any]
     plan: plans.Plan | None = None
     keep: Callable[[tuple], tuple] = tuple
-    steps: dict[tuple, tuple[plans.Plan, Callable[[tuple], tuple], tuple[int | None, ...]]] = field(default_factory=dict)
+    steps: dict[tuple, tuple[plans.Plan, Callable[[tuple], tuple], tuple[Place | None, ...]]] = field(default_factory=dict)
 
 
 class Training:
@@ -132,7 +133,7 @@ class Training:
         found = ctx.kind.steps.get(key)
         if found is None:
             gradients, step = self._backward(ctx, cotangents, asked, saved)
-            self._remember(ctx.kind, key, step, gradients, cotangents)
+            self._remember(ctx.kind, key, step, cotangents)
             return gradients
         plan, pick, places = found
         given = [*pick((*saved, *cotangents))]
@@ -141,16 +142,14 @@ class Training:
             ctx.maybe_clear_saved_tensors()
         results = plan.consume(given)
         self.fn.last_backward = "kernels"
-        return [None if place is None else results[place] for place in places]
+        return [None if p is None else results[p[0]] if p[1] is None else results[p[0]].reshape(p[1]) for p in places]
 
-    def _remember(self, kind: Kind, key: tuple, step: Step, gradients: Sequence[Any], cotangents: Sequence[Any]) -> None:
+    def _remember(self, kind: Kind, key: tuple, step: Step, cotangents: Sequence[Any]) -> None:
         """Keep what a backward did, where it was nothing but a plan over saved tensors and cotangents as they came."""
         asked, saved_key, cotangents_key = key
         if saved_key is None or cotangents_key is None or SUM in asked or not (step.program.inputs and step.program.outputs):
             return
         if any(isinstance(place, tuple) for place in step.gives):
-            return
-        if any(g is not None and g.shape != shape for g, shape in zip(gradients, kind.shapes)):
             return
         reads = []
         for source, argument in zip(step.reads, step.program.inputs):
@@ -162,7 +161,13 @@ class Training:
                 return
         plan = self.way.plan_backward(step, [(*saved_key, *cotangents_key)[i] for i in reads], kind.extents)
         if plan is not None:
-            kind.steps[key] = plan, _picker(reads), tuple(place for place in step.gives if not isinstance(place, tuple))
+            sizes = extents(step.program, kind.extents)
+            declared = [tuple(sizes[a] for a in o.axes) for o in step.program.outputs]
+            places: list[Place | None] = []
+            for place, shape in zip(step.gives, kind.shapes, strict=True):
+                there = isinstance(place, int)  # dims that arrived merged or split come back so
+                places.append((place, None if declared[place] == tuple(shape) else shape) if there else None)  # type: ignore[arg-type, index]
+            kind.steps[key] = plan, _picker(reads), tuple(places)
 
     def _backward(
         self, ctx: Any, cotangents: Sequence[torch.Tensor | None], asked: tuple[int, ...], saved: Sequence[Any]
