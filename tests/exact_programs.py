@@ -59,3 +59,34 @@ def planned(model, exact):
         if "programs" in vars(part):
             part.programs = Planned(part.programs, exact)
     return model.double() if exact else model
+
+
+def on_stand_ins(model, rows):
+    """Let a model of `coda_lang.nn` run the way that CUDA tensors go, with stand-ins for kernels (needs the fixture `path`)."""
+    from bench.gpu_models import calls_of
+    from coda_lang.backend_cute import derivative
+    from coda_lang.backend_cute.function import fixed
+    from tests.autograd_cases import Kernels
+
+    made = {}
+    for fn, extents in calls_of(model, rows):
+        known = {**derivative.extents(fn.backward, extents), **extents}
+        objects = Kernels(fn.functions, known, fixed(fn.program), [], fn.program.loops)
+        made[fn.program.name.split("_")[-1]] = type(fn)(
+            fn.program, fn.functions, fn._reference, saving=fn.saving, backward=fn.backward, residuals=fn.residuals,
+            cotangents=fn.cotangents, gradients=fn.gradients, objects=objects,
+        )  # fmt: skip
+    for part in model.modules():
+        if "programs" in vars(part):
+            part.programs = Named(made)
+    return model
+
+
+class Named:
+    """Functions by name."""
+
+    def __init__(self, functions):
+        vars(self).update(functions)
+
+    def last_path(self):
+        return " and ".join(sorted({fn.last_path for fn in vars(self).values()}))

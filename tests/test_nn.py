@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from exact_programs import planned  # noqa: E402
+from exact_programs import on_stand_ins, planned  # noqa: E402
 
 import coda_lang  # noqa: E402
 from bench.plain_models import PlainGPT2, PlainLlama, loss  # noqa: E402
@@ -131,6 +131,27 @@ def test_a_plain_call_runs_the_reference_on_a_cpu(family):
     for name in eager:
         assert got[name].dtype == eager[name].dtype or name == "loss", name
         assert error(got[name], eager[name]) < 0.06, name
+
+
+@pytest.mark.parametrize("path", ["kernels"], indirect=True)
+@both
+def test_steps_the_way_that_cuda_tensors_go(family, path):
+    """Plans, strides, buffers that start as NaN, kernels' stand-ins; the first step decides, the next ones take what it decided."""
+    model, plain, ids = pair(family)
+    model = on_stand_ins(model, ids.numel())
+    eager = of_plain(plain, ids)
+    first = of_ours(model, ids)
+    assert model.last_path == "kernels"
+    for _ in range(2):
+        model.zero_grad()
+        again = of_ours(model, ids)
+        assert all(torch.equal(again[n], first[n]) for n in first)
+    for name in eager:
+        assert again[name].shape == eager[name].shape and error(again[name], eager[name]) < 0.06, name
+    for _ in range(2):  # without logits another program is chosen
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        assert all(torch.equal(p.grad, first[n]) for n, p in model.named_parameters())
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------------------
