@@ -54,7 +54,7 @@ def extents_of(program: Any, m: int, n: int, k: int) -> dict[str, int] | None:
     from coda_lang.backend_cute.binding import bind
     from coda_lang.backend_cute.errors import CallError
 
-    gemm = next(kernel for kernel in program.kernels if isinstance(kernel, spec.Gemm))
+    gemm = spec.gemms(spec.launches(program)[0])[0]
     extents = {name: size for name, size in program.extents if size is not None}
     same = {other: one for one, other in program.equal}
     for sizes, wanted in ((gemm.rows, m), (gemm.cols, n)):
@@ -106,7 +106,7 @@ def sources() -> list[Path]:
 
 
 def chosen(gemm: Any, count: int, whole: Any = None) -> list[Any]:
-    """Configurations of a Gemm (a variant of `whole`) to build: defaults of typical shapes, then a spread of others, `count` in all."""
+    """Configurations of a launch (a variant of `whole`) to build: defaults of typical shapes, then a spread of others, `count` in all."""
     from coda_lang.backend_cute import configs
 
     offered = configs.candidates(gemm, whole)
@@ -130,7 +130,7 @@ def build(directory: Path, count: int, only: list[str], workers: int) -> None:
         module = folder / "kernel.py"
         module.write_text(driver.emit(str(source)), encoding="utf-8")
         functions = functions_of(import_file(module))
-        gemms = [k for fn in functions for k in fn.program.kernels if isinstance(k, spec.Gemm)]
+        gemms = [k for fn in functions for k in spec.built(fn.program) if not isinstance(k, spec.Finish)]
         whole = variants(functions)
         configs = {gemm.name: chosen(gemm, 1 if source.stem == "rows" else count, whole[gemm.name]) for gemm in gemms}
         scalar = {name: f for fn in functions for name, f in fn.functions.items()}
@@ -155,8 +155,7 @@ def jobs_of(directory: Path) -> list[dict[str, Any]]:
     for folder in sorted(p for p in directory.iterdir() if p.is_dir()):
         for fn in load.load(folder):
             job = {"build": folder.name, "program": fn.program.name}
-            gemm = next(k for k in fn.program.kernels if isinstance(k, spec.Gemm))
-            keys = fn.objects.build.configs(gemm)
+            keys = fn.objects.build.configs(spec.launches(fn.program)[0])
             every += [{**job, "config": "", "shape": e} for e in shapes_of(fn.program, folder.name != "rows")]
             few += [{**job, "config": key, "shape": e} for key in keys for e in shapes_of(fn.program, False)[:-1] if len(keys) > 1]
     return first + few + every

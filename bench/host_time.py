@@ -40,9 +40,9 @@ class Stubs:
     arch = "sm_90a"
     whole = False
 
-    def config(self, gemm: Any, m: int, n: int, k: int, device: Any) -> Any:
+    def config(self, launch: Any, extents: Any, device: Any) -> Any:
         """The default configuration."""
-        return configs.default(gemm, m, n, k)
+        return configs.choose(launch, extents)
 
     def executables(self, wanted: list[Any]) -> list[Callable[..., None]]:
         """One a kernel."""

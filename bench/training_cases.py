@@ -154,8 +154,8 @@ class Chosen(Compiled):
         super().__init__(program, functions, saving)
         self.forced = forced
 
-    def config(self, gemm: spec.Gemm, m: int, n: int, k: int, device: Any) -> spec.Config:
-        return self.forced.get(gemm.name) or super().config(gemm, m, n, k, device)
+    def config(self, launch: spec.Launch, extents: Mapping[str, int], device: Any) -> spec.Config:
+        return self.forced.get(launch.name) or super().config(launch, extents, device)
 
     def select(self, program: spec.Program, functions: Any) -> Chosen:
         found = type(self)(program, functions, self.forced)
@@ -176,14 +176,14 @@ class Recorder(Chosen):
 
 def forced(fn: Any, names: Mapping[str, str]) -> dict[str, spec.Config]:
     """The configurations that a job names by kernel."""
-    kernels = {k.name: k for p in (fn.program, fn.saving, fn.backward) if p for k in p.kernels if isinstance(k, spec.Gemm)}
+    kernels = {launch.name: launch for p in (fn.program, fn.saving, fn.backward) if p for launch in spec.launches(p)}
     return {name: next(c for c in configs.offered(kernels[name]) if c.key == key) for name, key in names.items()}
 
 
 def samples(fn: Any, compiled: Sequence[compile.Job]) -> list[dict[str, str]]:
-    """`SAMPLES` choices of a configuration for every Gemm of the backward: those in `compiled` first, then others of the offer."""
+    """`SAMPLES` choices of a configuration for every launch of the backward: those in `compiled` first, then others of the offer."""
     chosen: list[dict[str, str]] = [{} for _ in range(SAMPLES)]
-    for gemm in (k for k in fn.backward.kernels if isinstance(k, spec.Gemm)):
+    for gemm in spec.launches(fn.backward):
         offered = [c.key for c in configs.offered(gemm)]
         first = [j.config.key for j in compiled if j.kernel == gemm and j.config]
         keys = list(dict.fromkeys([*first, *offered[:: -max(len(offered) // SAMPLES, 1)]]))

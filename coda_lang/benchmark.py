@@ -143,7 +143,7 @@ def _roofs(program: spec.Program, plan: plans.Plan, values: list[Any]) -> list[R
     slots = plan.start(values)
     for step in plan.steps:
         step(slots)
-    kernels = {k.name: k for k in program.kernels}
+    kernels = {k.name: k for k in spec.built(program)}
     calls = {name: (lambda step=plan.steps[place]: step(slots)) for name, place in plan.places.items()}
     ms = timing.medians(timing.interleaved(calls))
     found = []
@@ -158,19 +158,17 @@ def _roofs(program: spec.Program, plan: plans.Plan, values: list[Any]) -> list[R
 def moves(kernel: spec.Kernel, extents: Mapping[str, int], config: spec.Config | None) -> int:
     """Bytes of every tensor of a kernel, each once; partial results by their shape under `config`."""
     sizes = {t.name: prod(mode_shape(t, extents)) * configs.BYTES[t.dtype] for t in kernel.tensors if t.role != "work"}
-    if isinstance(kernel, spec.Gemm) and config is not None:
-        m, n = product(kernel.rows, extents), product(kernel.cols, extents)
-        for sink in kernel.sinks:
-            if isinstance(sink, (spec.RowReduce, spec.ColReduce)):
-                sizes[sink.work] = prod(configs.partial_shape(kernel, config, sink, m, n)) * 4
+    for gemm in spec.gemms(kernel):
+        m, n = product(gemm.rows, extents), product(gemm.cols, extents)
+        for sink in gemm.sinks:
+            if isinstance(sink, (spec.RowReduce, spec.ColReduce)) and config is not None:
+                sizes[sink.work] = prod(configs.partial_shape(gemm, config, sink, m, n)) * 4
     return sum(sizes.values())
 
 
 def multiplies(kernel: spec.Kernel, extents: Mapping[str, int]) -> int:
     """Floating-point operations of a kernel's products."""
-    if not isinstance(kernel, spec.Gemm):
-        return 0
-    return sum(2 * m * n * k * len(kernel.products[0].b) for m, n, k in _sizes(kernel, extents))
+    return sum(2 * m * n * k * len(gemm.products[0].b) for gemm in spec.gemms(kernel) for m, n, k in _sizes(gemm, extents))
 
 
 def _sizes(kernel: spec.Gemm, extents: Mapping[str, int]) -> list[tuple[int, int, int]]:
@@ -188,7 +186,7 @@ def _products(parts: list, fn: Any, extents: Mapping[str, int]) -> Callable[[], 
     made: list[tuple[Any, Any]] = []
     for program, _ in parts:
         known = backward_extents(program, extents) if program is fn.backward else extents
-        for gemm in (k for k in program.kernels if isinstance(k, spec.Gemm)):
+        for gemm in (gemm for kernel in program.kernels for gemm in spec.gemms(kernel)):
             dtype = torch.float16 if any(t.dtype == "f16" for t in gemm.tensors) else torch.bfloat16
             for m, n, k in _sizes(gemm, {**dict(program.extents), **known}):
                 shapes = (m, k), (n * len(gemm.products[0].b), k)

@@ -160,8 +160,11 @@ def plan(file: str, options: driver.Options) -> None:
     from . import passes
 
     plans = driver.plan(driver.read_file(file), options)
-    parts = [text for p in plans for text in (passes.report(p), *((passes.training_report.text(p),) if p.derived else ()))]
-    _print("\n\n".join(text.rstrip() for text in parts) + "\n")
+    parts = []
+    for p in plans:
+        parts += [passes.report(p), driver.launches(p)]
+        parts += [passes.training_report.text(p), driver.launches(p.derived.backward)] if p.derived else []
+    _print("\n\n".join(text.rstrip() for text in parts if text) + "\n")
 
 
 @cli.command()

@@ -121,8 +121,9 @@ def check(text_or_path: str | os.PathLike[str] | Source, options: Options = Opti
 
     def checked(program: Program) -> Plan:
         found = passes.trained(program, options.strict)
-        for each in (found, *(p for p in (found.derived.saving, found.derived.backward) if p)) if found.derived else (found,):
-            lower(each)
+        lower(found)
+        if found.derived:
+            lower(found.derived.backward)
         return found
 
     return tuple(_each(read(text_or_path), options, checked))
@@ -151,6 +152,15 @@ def plan(text_or_path: str | os.PathLike[str] | Source, options: Options = Optio
     from . import passes
 
     return tuple(_each(read(text_or_path), options, lambda program: passes.trained(program, options.strict)))
+
+
+def launches(plan: Plan) -> str:
+    """Which kernels of a plan run together, and what that saves; "" where each has a launch of its own."""
+    from .backend_cute.lower import lower
+    from .backend_cute.together import report
+    from .passes.state import nominal
+
+    return "\n".join(report(lower(plan), nominal(plan.program)))
 
 
 def stages() -> tuple[str, ...]:
@@ -220,7 +230,7 @@ def build(
     """
     from .backend_cute import compile
     from .backend_cute.configs import candidates, portfolio, variants
-    from .backend_cute.spec import Gemm
+    from .backend_cute.spec import Finish, built
 
     text = emit(text_or_path, options)
     _need("compiling kernels", "cute", torch="torch", cutlass="nvidia-cutlass-dsl", tvm_ffi="apache-tvm-ffi")
@@ -229,15 +239,15 @@ def build(
         os.makedirs(name, exist_ok=True)
         with _imported(text) as (path, found):
             programs = [program for fn in found for program in fn.programs]
-            gemms = {k.name: k for program in programs for k in program.kernels if isinstance(k, Gemm)}
+            named = {k.name: k for program in programs for k in built(program) if not isinstance(k, Finish)}
             whole = variants(found)
-            offers = {name: candidates(gemm, whole[name]) for name, gemm in gemms.items()}
+            offers = {name: candidates(launch, whole[name]) for name, launch in named.items()}
             known = {c.key for offer in offers.values() for c in offer}
             for key in set(wanted) - known - {"all"}:
                 raise CodaError([Diagnostic("C0803", f"there is no configuration {key}", notes=(f"there are {', '.join(sorted(known))}",))])
             chosen = {
-                name: tuple(c for c in offers[name] if "all" in wanted or c.key in wanted) or portfolio(gemm, whole[name])
-                for name, gemm in gemms.items()
+                name: tuple(c for c in offers[name] if "all" in wanted or c.key in wanted) or portfolio(launch, whole[name])
+                for name, launch in named.items()
             }
             functions = {n: f for fn in found for n, f in fn.functions.items()}
             return compile.build(programs, functions, Path(name), configs=chosen, module=path, arch=arch)

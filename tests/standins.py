@@ -23,18 +23,26 @@ class StandIns:
         self.functions, self.extents, self.fixed, self.calls = functions, extents, fixed or {}, []
         self.chunked = {name: loop for loop in loops for name in loop.kernels}
 
-    def config(self, gemm, m, n, k, device):
-        return configs.default(gemm, m, n, k)
+    def config(self, launch, extents, device):
+        return configs.choose(launch, extents)
 
     def executables(self, wanted):
         return [self.executable(kernel, config) for kernel, config in wanted]
 
     def executable(self, kernel, config):
-        packed = layout.packed_tensors(kernel)
+        parts = s.members(kernel)
 
         def call(*args):
-            self.calls.append(kernel.name)
             tensors, integers = args[: len(kernel.tensors)], args[len(kernel.tensors) :]
+            assert len(tensors) == len(kernel.tensors) and len(integers) == len(kernel.extents)
+            known = dict(zip(kernel.extents, integers))
+            self.calls.append(kernel.name)
+            for part in parts:
+                one(part, tensors[: len(part.tensors)], tuple(known[e] for e in part.extents))
+                tensors = tensors[len(part.tensors) :]
+
+        def one(kernel, tensors, integers):
+            packed = layout.packed_tensors(kernel)
             given, extents = {}, dict(self.extents)
             if kernel.name in self.chunked:
                 extents |= chunk_extents(self.chunked[kernel.name], kernel, tensors, integers, extents)

@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 
 # The rest of backend_cute is the runtime that `--standalone` inlines, together with the class of the user's errors.
-NOT_RUNTIME = ("backend_cute.lower", "backend_cute.emit", "backend_cute.text", "backend_cute.standalone")
+NOT_RUNTIME = ("backend_cute.lower", "backend_cute.together", "backend_cute.emit", "backend_cute.text", "backend_cute.standalone")
 INLINED_TOO = ("diagnostics.model", "source")
 
 TORCH = ("torch_fns", "eager", "arguments", "host", "twin", "selfcheck", "autograd", "torch_ops", "plans", "accumulate", "timing", "tune")

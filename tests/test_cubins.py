@@ -35,20 +35,22 @@ def disassembler():
         pytest.skip("nvdisasm is not installed")
 
 
-def inspect(gemm: spec.Gemm, path: Path) -> None:
+def inspect(launch: spec.Launch, path: Path) -> None:
     """Assert what holds of every kernel."""
     text = sass.disassemble(path)
     names = sass.instructions(text)
     heads = [name.split(".")[0] for name in names]
-    tiles = [p for p in gemm.ports if isinstance(p, spec.Tile)]
-    assert (heads.count("HGMMA") > 0) == bool(gemm.products), "no tensor cores, or tensor cores in a map kernel"
-    assert (heads.count("UTMALDG") > 0) == bool(gemm.products or tiles), "no bulk loads"
+    gemms = spec.gemms(launch)
+    products = [p for gemm in gemms for p in gemm.products]
+    tiles = [p for gemm in gemms for p in gemm.ports if isinstance(p, spec.Tile)]
+    assert (heads.count("HGMMA") > 0) == bool(products), "no tensor cores, or tensor cores in a map kernel"
+    assert (heads.count("UTMALDG") > 0) == bool(products or tiles), "no bulk loads"
     assert heads.count("USETMAXREG") == 2, "registers are not handed from the loading to the multiplying warps"
     assert heads.count("STL") + heads.count("LDL") == 0, f"{heads.count('STL') + heads.count('LDL')} spills"
-    stores = [s for s in gemm.sinks if isinstance(s, spec.Store)]
+    stores = [s for gemm in gemms for s in gemm.sinks if isinstance(s, spec.Store)]
     assert (heads.count("UTMASTG") > 0) == bool(stores), "a tile store is no bulk store"
     waits = [name for name in names if name.startswith("WARPGROUP.DEPBAR")]
-    assert len(waits) == (len(gemm.products) + 1 if gemm.products else 0), "the compiler serialises the multiplications"
+    assert len(waits) == (len(products) + len(gemms) if products else 0), "the compiler serialises the multiplications"
     assert not re.search(r"\bCALL\b", text), "a library call"
 
 
@@ -60,8 +62,7 @@ def emitted(source: Path, folder: Path) -> list[SimpleNamespace]:
     found = []
     for fn in load.functions_of(load.import_file(path)):
         fixed = {name: size for name, size in fn.program.extents if size is not None}
-        gemms = [k for k in fn.program.kernels if isinstance(k, spec.Gemm)]
-        found += [SimpleNamespace(gemm=gemm, functions=fn.functions, fixed=fixed) for gemm in gemms]
+        found += [SimpleNamespace(gemm=launch, functions=fn.functions, fixed=fixed) for launch in spec.launches(fn.program)]
     return found
 
 

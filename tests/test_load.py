@@ -39,7 +39,7 @@ def build(tmp_path, monkeypatch):
     entries = []
     for fn in load.functions_of(load.import_file(module)):
         for kernel in fn.program.kernels:
-            keys = CONFIGS if isinstance(kernel, spec.Gemm) else (None,)
+            keys = CONFIGS if spec.gemms(kernel) else (None,)
             for config in [next((c for c in configs.offered(kernel) if c.key == key), None) if key else None for key in keys]:
                 file = folder / f"{kernel.name}-{config.key if config else ''}.so"
                 file.write_bytes(b"not machine code")
@@ -64,14 +64,14 @@ def test_only_configurations_that_were_built_are_chosen(build):
     gemm = fn.program.kernels[0]
     assert len(configs.offered(gemm)) > len(CONFIGS)
     for m, n, k in ((1, 8, 8), (64, 4096, 64), (4096, 4096, 4096)):
-        assert fn.objects.config(gemm, m, n, k, torch.device("cpu")).key in CONFIGS
+        assert fn.objects.config(gemm, {"m": m, "n": n, "k": k}, torch.device("cpu")).key in CONFIGS
     assert set(fn.explain(torch.zeros(7, 8).bfloat16(), torch.zeros(9, 8).bfloat16()).configs.values()) <= set(CONFIGS)
 
 
 def test_objects_of_another_program_or_damaged_ones_are_refused(build):
     fn = coda_lang.load(build.directory).two
     (gemm,) = fn.program.kernels
-    config = fn.objects.config(gemm, 8, 8, 8, torch.device("cpu"))
+    config = fn.objects.config(gemm, dict.fromkeys("mnk", 8), torch.device("cpu"))
     other = dataclasses.replace(gemm, granule=gemm.granule * 2)
     with pytest.raises(CallError, match="C0712.*is stale"):
         fn.objects.executables([(other, config)])
@@ -167,7 +167,7 @@ def test_a_build_trains_with_whole_kernels(build, monkeypatch):
         whole = True
 
         def select(self, program, functions):
-            assert {k.name for k in program.kernels} <= {k.name for p in fn.programs for k in p.kernels}
+            assert {k.name for k in program.kernels} <= {k.name for p in fn.programs for k in spec.built(p)}
             return self
 
     fn.objects = Known(fn.functions, extents)

@@ -66,6 +66,10 @@ def rope_interleaved(x, w, pos, freq):
     return torch.view_as_real(q * turn[:, None])
 
 
+def qkv_apart(x, wq, wk, wv, pos, freq):
+    return rope_half(x, wq, pos, freq), rope_half(x, wk, pos, freq), torch.einsum("md,hed->mhe", x, wv)
+
+
 def split_qkv(x, w):
     q, k, v = F.linear(x, w.reshape(-1, w.shape[-1])).reshape(len(x), 48, 128).split([32, 8, 8], dim=1)
     return q, k, v
@@ -133,6 +137,7 @@ CASES = {
     "residual_sumsq": Case(residual_sumsq, {"m": 6, "k": 5, "d": 6}),
     "qkv_rope": Case(rope_half, ROPE, {"pos": (0, 9)}),
     "qkv_rope_interleaved": Case(rope_interleaved, ROPE, {"pos": (0, 9)}),
+    "qkv_apart": Case(qkv_apart, {**ROPE, "kv": 2}, {"pos": (0, 9)}),
     "split_qkv": Case(split_qkv, {"m": 3, "d": 5}),
     "head_rmsnorm": Case(head_rmsnorm, {"m": 3, "d": 5, "head": 2}),
     "lm_head": Case(lm_head, {"m": 6, "d": 5, "v": 7}, {"target": (0, 7)}),

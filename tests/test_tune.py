@@ -17,6 +17,7 @@ from tests.autograd_cases import function  # noqa: E402
 from tests.handwritten.training import SWIGLU_TRAINED  # noqa: E402
 
 SIZES = {"m": 33, "d": 24, "n": 40, "f": 16, "lane": 2}
+SIZE = ((33, 16, 24),)  # of the forward: rows, columns a segment, depth
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def gemms(fn):
 
 def test_every_kernel_is_tried_in_several_configurations_and_the_fastest_is_kept(bench):
     fn = trained(bench)
-    first = configs.ranked(gemms(fn)[0], 33, 16, 24, within=tune.WORSE)
+    first = configs.ranked(gemms(fn)[0], SIZE, within=tune.WORSE)
     default = configs.default(gemms(fn)[0], 33, 16, 24)
     best = next(c for c in first[: tune.MOST] if c != default)
     bench.times = {best.key: 0.5}
@@ -81,7 +82,7 @@ def test_every_kernel_is_tried_in_several_configurations_and_the_fastest_is_kept
         assert len({t.config for t in own}) == len(own) <= tune.MOST and sum(t.chosen for t in own) == sum(t.default for t in own) == 1
         faster = best.key in {t.config for t in own}
         assert all(t.chosen == (t.config == best.key if faster else t.default) for t in own)
-    assert tuned.find(gemms(fn)[0], 33, 16, 24, "a card") == best
+    assert tuned.find(gemms(fn)[0], SIZE, "a card") == best
     text = tables.trials(trials)
     assert "chosen" in text and "0.5000 ms" in text
 
@@ -91,18 +92,18 @@ def test_a_call_takes_what_was_tuned_and_a_variant_takes_the_whole_ones(bench, m
     saving = next(k for k in fn.saving.kernels if isinstance(k, spec.Gemm))
     plain = next(k for k in fn.program.kernels if isinstance(k, spec.Gemm))
     other = next(c for c in configs.offered(saving) if c != configs.default(saving, 33, 16, 24))
-    assert fn.objects.config(plain, 33, 16, 24, torch.device("cpu")) != other
-    tuned.keep(saving, 33, 16, 24, "a card", other, {})
-    assert fn.objects.config(plain, 33, 16, 24, torch.device("cpu")) == other
-    assert fn.objects.config(saving, 33, 16, 24, torch.device("cpu")) == other
-    assert fn.objects.config(plain, 3333, 16, 24, torch.device("cpu")) != other, "another bucket"
+    assert fn.objects.config(plain, SIZES, torch.device("cpu")) != other
+    tuned.keep(saving, SIZE, "a card", other, {})
+    assert fn.objects.config(plain, SIZES, torch.device("cpu")) == other
+    assert fn.objects.config(saving, SIZES, torch.device("cpu")) == other
+    assert fn.objects.config(plain, {**SIZES, "m": 3333}, torch.device("cpu")) != other, "another bucket"
     monkeypatch.setattr(host, "device_name", lambda device: "another card")
-    assert fn.objects.config(plain, 33, 16, 24, torch.device("cpu")) != other
+    assert fn.objects.config(plain, SIZES, torch.device("cpu")) != other
 
 
 def test_wrong_numbers_are_never_chosen(bench):
     fn = trained(bench)
-    key = configs.ranked(gemms(fn)[0], 33, 16, 24)[1].key
+    key = configs.ranked(gemms(fn)[0], SIZE)[1].key
     bench.times, bench.broken = {key: 0.01}, {key}
     trials = [t for t in tune.tune(fn, SIZES) if t.config == key]
     assert trials and all(t.milliseconds is None and not t.chosen and "is off by" in t.problem for t in trials)
@@ -160,11 +161,11 @@ def test_buckets_are_at_most_a_quarter_wide(size):
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"config": {"tile": 3}}', '{"config": null}'])
 def test_a_damaged_entry_is_none(bench, damage):
     gemm = gemms(SWIGLU_TRAINED.function())[0]
-    tuned.keep(gemm, 33, 16, 24, "a card", spec.Config(), {"ms": 1.0})
-    place = tuned.path(gemm, 33, 16, 24, "a card")
+    tuned.keep(gemm, SIZE, "a card", spec.Config(), {"ms": 1.0})
+    place = tuned.path(gemm, SIZE, "a card")
     assert json.loads(place.read_text())["ms"] == 1.0
     place.write_text(damage)
-    assert tuned.find(gemm, 33, 16, 24, "a card") is None
+    assert tuned.find(gemm, SIZE, "a card") is None
 
 
 def test_refusals(monkeypatch):

@@ -77,7 +77,7 @@ def test_infinities_and_nan_pass_through_logsumexp():
     values = torch.tensor(rows, dtype=torch.float64)
     kernel = hw.LM_HEAD.program.kernels[0]
     for tile in (64, 128):
-        run = twin._Run(kernel, {}, {}, {"m": 5, "v": 3}, {}, torch_fns.Exact(), None)
+        run = twin._Run(kernel, {}, {}, {"m": 5, "v": 3}, {}, torch_fns.Exact())
         run.size = (5, 3)
         work = run.partials(kernel, s.RowReduce("lse", "lse_work"), values, s.Config(tile, tile))
         torch.testing.assert_close(twin.combine("lse", work), torch.logsumexp(values, 1), equal_nan=True)

@@ -65,7 +65,7 @@ class Job:
 
 def functions_of(kernel: spec.Kernel) -> tuple[str, ...]:
     """The names of the scalar functions a kernel calls."""
-    return (kernel.fn,) if isinstance(kernel, spec.Finish) else tuple(dict.fromkeys(p.fn for p in kernel.phases))
+    return (kernel.fn,) if isinstance(kernel, spec.Finish) else tuple(dict.fromkeys(p.fn for g in spec.gemms(kernel) for p in g.phases))
 
 
 def job(
@@ -130,7 +130,9 @@ def device_code() -> str:
 # --- compiling, in a worker --------------------------------------------------------------------------------------------
 
 
-def dims(kernel: spec.Kernel, tensor: spec.Tensor, fixed: Mapping[str, int]) -> tuple[tuple[int | None, ...], tuple[int | None, ...], int]:
+def dims(
+    kernel: spec.Gemm | spec.Finish, tensor: spec.Tensor, fixed: Mapping[str, int]
+) -> tuple[tuple[int | None, ...], tuple[int | None, ...], int]:
     """Shape and strides of a device tensor, None where they are known at run time only, and what such strides are multiples of."""
     reduced = {s.work: s.kind for s in getattr(kernel, "sinks", ()) if isinstance(s, (spec.RowReduce, spec.ColReduce))}
     if isinstance(kernel, spec.Finish):
@@ -170,8 +172,8 @@ def compile_job(job: Job, path: Path) -> None:
 
     fixed = dict(job.fixed)
 
-    def fake(tensor: spec.Tensor) -> Any:
-        shape, strides, divisor = dims(job.kernel, tensor, fixed)
+    def fake(kernel: spec.Gemm | spec.Finish, tensor: spec.Tensor) -> Any:
+        shape, strides, divisor = dims(kernel, tensor, fixed)
         return make_fake_tensor(
             DTYPES[tensor.dtype],
             tuple(cute.sym_int() if n is None else n for n in shape),
@@ -186,7 +188,7 @@ def compile_job(job: Job, path: Path) -> None:
         assert found is not None and found.loader is not None
         module = importlib.util.module_from_spec(found)
         found.loader.exec_module(module)
-        arguments = [fake(t) for t in job.kernel.tensors] + [cutlass.Int32(1) for _ in job.kernel.extents]
+        arguments = [fake(k, t) for k in spec.members(job.kernel) for t in k.tensors] + [cutlass.Int32(1) for _ in job.kernel.extents]
         if isinstance(job.kernel, spec.Finish):
             kernel: Any = Finisher(job.kernel, module.FUNCTIONS)
         else:
@@ -250,14 +252,17 @@ def build(
 ) -> manifest.Manifest:
     """Compile every kernel of `programs` into `directory`, with a manifest and a copy of `module` (the file that defines them).
 
-    `configs` maps a Gemm's name to the configurations to compile; one not named gets all it is offered. Needs no GPU.
+    Gemms that run together are there alone as well.
+
+    `configs` maps the name of a Gemm, or of several together, to the configurations to compile; one not named gets all it is offered.
+    Needs no GPU.
     """
     wanted: list[tuple[str, spec.Config | None, Job]] = []
     for program in programs:
         fixed = {axis: n for axis, n in program.extents if n is not None}
-        for kernel in program.kernels:
+        for kernel in spec.built(program):
             chosen: Iterable[spec.Config | None] = (None,)
-            if isinstance(kernel, spec.Gemm):
+            if not isinstance(kernel, spec.Finish):
                 chosen = (configs or {}).get(kernel.name) or offered(kernel)
             wanted += [(program.name, config, job(kernel, config, functions, fixed, arch)) for config in chosen]
     objects = objects_for([j for _, _, j in wanted], workers)
@@ -265,7 +270,7 @@ def build(
     entries = []
     for (program_name, config, j), source in zip(wanted, objects):
         key = config.key if config else None
-        file = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', j.kernel.name)}{'-' + key if key else ''}.so"
+        file = f"{re.sub(r'[^A-Za-z0-9_.+-]', '_', j.kernel.name)}{'-' + key if key else ''}.so"
         shutil.copyfile(source, directory / file)
         entries.append(manifest.Entry(program_name, j.kernel.name, key, j.record, file, cache.checksum(directory / file)))
     if module is not None:

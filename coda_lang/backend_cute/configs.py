@@ -1,4 +1,4 @@
-"""Which tile configurations a `Gemm` is offered, which one is the default for a shape, and what each costs in shared memory.
+"""Which tile configurations a `Gemm` is offered, or several `Together`, which is the default for a shape, what each costs in shared memory.
 
 In: the records of `spec`. Out: `Config`s, a `Budget` (pipeline depths, sub-tile width, bytes), the shapes of workspaces.
 Pure arithmetic: needs neither torch nor cutlass, so host, tuner, compiler and device code share one statement of it.
@@ -11,12 +11,32 @@ Vocabulary: a *warpgroup* owns `warpgroup_rows` consecutive rows of the tile, 64
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, lcm
 from typing import Any
 
-from .spec import PLANES, ColReduce, Config, Gemm, Load, Matrix, Product, Program, RowReduce, Sink, Store, Tile, planes
+from .spec import (
+    PLANES,
+    ColReduce,
+    Config,
+    Gemm,
+    Launch,
+    Load,
+    Matrix,
+    Product,
+    Program,
+    RowReduce,
+    Sink,
+    Store,
+    Tile,
+    Together,
+    built,
+    gemms,
+    launches,
+    planes,
+    product,
+)
 
 TILE_K = 64
 MMA_ROWS = 64
@@ -27,6 +47,9 @@ MIN_AB_STAGES = 3
 L2_BYTES = 56  # a cycle, to one multiprocessor with all of them reading; measured as where 128x128 without a cluster falls behind
 LOW_TILE = 1.05  # tiles of 64 rows were not timed at large shapes: they have to win by more than the model's error
 TILE_CYCLES = 600  # filling the pipeline and the rest of what a tile costs whatever its size
+
+Problem = tuple[int, int, int]  # rows, columns a segment, depth
+Wholes = Mapping[tuple[Product, ...], Launch]  # what kernels are variants of, by their products
 
 BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i32": 4, "i64": 8, "bool": 1}
 
@@ -100,32 +123,34 @@ def step_columns(gemm: Gemm, config: Config) -> int:
     return gcd(widest, columns_per_segment(gemm, config), *starts, gemm.granule if split else 0)
 
 
-def budget(gemm: Gemm, config: Config) -> Budget | None:
+def budget(launch: Launch, config: Config) -> Budget | None:
     """How shared memory is divided, or None where fewer than three mainloop stages would fit. Many tiles make the steps narrower.
 
-    A map kernel has no mainloop: nothing but tiles on their way, and `ab_stages` is 0.
+    A map kernel has no mainloop: nothing but tiles on their way, and `ab_stages` is 0. Gemms that run together have the same steps and
+    stages, and each uses the room for tiles and stores in turn.
     """
-    step_n = step_columns(gemm, config)
+    step_n = min(step_columns(gemm, config) for gemm in gemms(launch))
     while True:
-        found = _divided(gemm, config, step_n)
+        found = _divided(launch, config, step_n)
         if found is not None or step_n % 16:
             return found
         step_n //= 2
 
 
-def _divided(gemm: Gemm, config: Config, step_n: int) -> Budget | None:
+def _divided(launch: Launch, config: Config, step_n: int) -> Budget | None:
     """The budget with steps of this width."""
-    step_bytes = WARPGROUPS * MMA_ROWS * step_n
-    store_bytes = sum(step_bytes * element_bytes(gemm, s.matrix) for s in tile_stores(gemm))
-    tile_bytes = sum(step_bytes * element_bytes(gemm, p.matrix) for p in gemm.ports if isinstance(p, Tile))
-    ab_bytes = (config.tile_m + config.tile_n) * TILE_K * 2 if gemm.products else 0
-    least = MIN_AB_STAGES if gemm.products else 0
-    fixed = SMEM_RESERVED + scratch_bytes(gemm, step_n)
+    step_bytes, parts = WARPGROUPS * MMA_ROWS * step_n, gemms(launch)
+    products = bool(parts[0].products)
+    store_bytes = max(sum(step_bytes * element_bytes(g, s.matrix) for s in tile_stores(g)) for g in parts)
+    tile_bytes = max(sum(step_bytes * element_bytes(g, p.matrix) for p in g.ports if isinstance(p, Tile)) for g in parts)
+    ab_bytes = (config.tile_m + config.tile_n) * TILE_K * 2 if products else 0
+    least = MIN_AB_STAGES if products else 0
+    fixed = SMEM_RESERVED + max(scratch_bytes(g, step_n) for g in parts)
     for store_stages, tile_stages in ((3, 4), (3, 3), (2, 2)):
         epilogue = store_stages * store_bytes + tile_stages * tile_bytes
         left = SMEM_BYTES - fixed - epilogue
-        ab_stages = min(left // ab_bytes, 8) if gemm.products else 0
-        if left >= 0 and ab_stages >= least + (store_stages > 2 and bool(gemm.products)):
+        ab_stages = min(left // ab_bytes, 8) if products else 0
+        if left >= 0 and ab_stages >= least + (store_stages > 2 and products):
             break
     if left < 0 or ab_stages < least:
         return None
@@ -139,28 +164,33 @@ def scratch_bytes(gemm: Gemm, step_n: int) -> int:
     return WARPGROUPS * 2 * quantities * 4 * step_n * 4
 
 
-def _legal(gemm: Gemm, config: Config, limit: int) -> bool:
+def _legal(launch: Launch, config: Config, limit: int) -> bool:
+    return all(_divides(gemm, config, limit) for gemm in gemms(launch)) and budget(launch, config) is not None
+
+
+def _divides(gemm: Gemm, config: Config, limit: int) -> bool:
+    """Do tiles of this configuration hold whole segments, groups and steps, with at most `limit` accumulator registers?"""
     unit = gemm.segments * gemm.granule
     if config.tile_n % unit or step_columns(gemm, config) % 8 or config.tile_n > 256 or accumulators(config) > limit:
         return False
     split = any(len(b.rows) > 1 for product in gemm.products for b in product.b)
     share = max(gemm.granule, 8) if split else 8  # each block of a cluster loads a part of B's rows, whole runs of a split axis
-    if columns_per_segment(gemm, config) % (share * config.cluster_m):
-        return False
-    return budget(gemm, config) is not None
+    return columns_per_segment(gemm, config) % (share * config.cluster_m) == 0
 
 
-def offered(gemm: Gemm) -> tuple[Config, ...]:
-    """Every configuration that `gemm` may be compiled with, best guesses first; empty where the hardware has none.
+def offered(launch: Launch) -> tuple[Config, ...]:
+    """Every configuration that a launch may be compiled with, best guesses first; empty where the hardware has none.
 
-    A group too wide for the registers that its epilogue leaves is offered what spills a few: slower beats refused.
+    A group too wide for the registers that its epilogue leaves is offered what spills a few: slower beats refused. Not so Gemms that
+    might as well run apart.
     """
-    return _offered(gemm, max_accumulators(gemm)) or _offered(gemm, 160)
+    limit = min(map(max_accumulators, gemms(launch)))
+    return _offered(launch, limit) or (() if isinstance(launch, Together) else _offered(launch, 160))
 
 
-def _offered(gemm: Gemm, limit: int) -> tuple[Config, ...]:
+def _offered(launch: Launch, limit: int) -> tuple[Config, ...]:
     """What is legal with at most `limit` accumulator registers."""
-    unit = gemm.segments * gemm.granule
+    unit = lcm(*(gemm.segments * gemm.granule for gemm in gemms(launch)))
     widest = [unit * (most // unit) for most in (256, 208, 128) if most >= unit]
     found: list[Config] = []
     for pingpong, shapes in ((True, _PINGPONG_TILES), (False, _COOPERATIVE_TILES)):
@@ -170,77 +200,116 @@ def _offered(gemm: Gemm, limit: int) -> tuple[Config, ...]:
         for tile_m, tile_n in dict.fromkeys(fitting + (extra if len({n for _, n in fitting}) < 3 else [])):
             for cluster_m, cluster_n in _CLUSTERS:
                 config = Config(tile_m, tile_n, pingpong, cluster_m, cluster_n)
-                if _legal(gemm, config, limit):
+                if _legal(launch, config, limit):
                     found.append(config)
     return tuple(found)
 
 
-def wholes(program: Program | None) -> dict[tuple[Product, ...], Gemm]:
-    """The kernels of a program by their products: of the forward that saves, those whose variants with fewer sinks must agree with them."""
-    return {k.products: k for k in program.kernels if isinstance(k, Gemm) and k.products} if program else {}
+def wholes(program: Program | None) -> dict[tuple[Product, ...], Launch]:
+    """Launches by their products: of the forward that saves, those whose variants with fewer sinks must agree with them."""
+    return {g.products: launch for launch in launches(program) for g in gemms(launch) if g.products} if program else {}
 
 
-def variants(functions: Iterable[Any]) -> dict[str, Gemm | None]:
-    """For each Gemm of these `function.Function`s, by name: what it is a variant of, None where of nothing."""
-    found: dict[str, Gemm | None] = {}
+def whole_of(launch: Launch, known: Wholes) -> Launch | None:
+    """What a launch is a variant of. A variant has all or some of its Gemms, so the first one tells."""
+    return known.get(gemms(launch)[0].products)
+
+
+def variants(functions: Iterable[Any]) -> dict[str, Launch | None]:
+    """For each launch that these `function.Function`s may have, by name: what it is a variant of, None where of nothing."""
+    found: dict[str, Launch | None] = {}
     for fn in functions:
         whole = wholes(fn.saving)
-        found |= {k.name: whole.get(k.products) for program in fn.programs for k in program.kernels if isinstance(k, Gemm)}
+        kernels = [k for program in fn.programs for k in built(program)]
+        found |= {k.name: whole_of(k, whole) for k in kernels if isinstance(k, (Gemm, Together))}
     return found
 
 
-def candidates(gemm: Gemm, whole: Gemm | None = None) -> tuple[Config, ...]:
-    """What `gemm` may be compiled with as a variant of `whole`, the same kernel with more sinks.
+def candidates(launch: Launch, whole: Launch | None = None) -> tuple[Config, ...]:
+    """What a launch may be compiled with as a variant of `whole`, the same with more sinks, or with more Gemms.
 
     Where it reduces, that is what `whole` is offered, with its steps: both then combine in the same order, and give the same bits.
     """
-    if whole is None or whole == gemm or all(isinstance(s, Store) for s in gemm.sinks):
-        return offered(gemm)
+    if whole is None or whole == launch or all(isinstance(s, Store) for gemm in gemms(launch) for s in gemm.sinks):
+        return offered(launch)
     return tuple(replace(c, step=found.step_n) for c in offered(whole) if (found := budget(whole, c)) is not None)
 
 
-def default(
-    gemm: Gemm, m: int, n: int, k: int, sms: int = 132, among: tuple[str, ...] = (), whole: Gemm | None = None
-) -> Config:
-    """The configuration expected to be fastest at `m` rows, `n` columns a segment and depth `k`, on `sms` multiprocessors.
+def problem(gemm: Gemm, extents: Mapping[str, int]) -> Problem:
+    """Rows, columns a segment and depth of a Gemm, each at least 1."""
+    modes = {t.name: t.modes for t in gemm.tensors}
+    depth = sum(product(tuple(a for i in p.a.cols for a in modes[p.a.tensor][i]), extents) for p in gemm.products)
+    return max(product(gemm.rows, extents), 1), max(product(gemm.cols, extents), 1), max(depth, 1)
 
-    `among` restricts the choice to these keys, those that were built ahead of time; `whole` is the kernel that this one is a variant of.
+
+def problems(launch: Launch, extents: Mapping[str, int]) -> tuple[Problem, ...]:
+    """Those of every Gemm of a launch."""
+    return tuple(problem(gemm, extents) for gemm in gemms(launch))
+
+
+def choose(launch: Launch, extents: Mapping[str, int], sms: int = 132, among: tuple[str, ...] = (), whole: Launch | None = None) -> Config:
+    """The configuration expected to be fastest at these extents, on `sms` multiprocessors.
+
+    `among` restricts the choice to these keys, those that were built ahead of time; `whole` is the launch that this one is a variant of.
     Raises ValueError where no configuration is offered.
     """
-    configs = tuple(c for c in candidates(gemm, whole) if not among or c.key in among)
+    return _fastest(launch, lambda model: problems(model, extents), sms, among, whole)
+
+
+def default(launch: Launch, m: int, n: int, k: int, sms: int = 132, among: tuple[str, ...] = (), whole: Launch | None = None) -> Config:
+    """The same where every Gemm has `m` rows, `n` columns a segment and depth `k`."""
+    return _fastest(launch, lambda model: ((m, n, k),) * len(gemms(model)), sms, among, whole)
+
+
+def _fastest(
+    launch: Launch, sizes: Callable[[Launch], tuple[Problem, ...]], sms: int, among: tuple[str, ...], whole: Launch | None
+) -> Config:
+    configs = tuple(c for c in candidates(launch, whole) if not among or c.key in among)
     if not configs:
-        raise ValueError(f"no tile configuration fits {gemm.name}: {gemm.segments} segments of {gemm.granule} columns at least")
-    model = whole if whole is not None and configs[0].step else gemm
-    return min(configs, key=lambda c: (_cost(model, c, m, n, k, sms), configs.index(c)))
+        parts = ", ".join(f"{gemm.segments} segments of {gemm.granule} columns at least" for gemm in gemms(launch))
+        raise ValueError(f"no tile configuration fits {launch.name}: {parts}")
+    model = whole if whole is not None and configs[0].step else launch
+    found = sizes(model)
+    return min(configs, key=lambda c: (cycles(model, c, found, sms), configs.index(c)))
 
 
-def ranked(gemm: Gemm, m: int, n: int, k: int, sms: int = 132, within: float = math.inf) -> tuple[Config, ...]:
+def ranked(launch: Launch, problems: Sequence[Problem], sms: int = 132, within: float = math.inf) -> tuple[Config, ...]:
     """What is offered, cheapest first by the model, as far as it costs at most `within` times the cheapest."""
-    costs = {c: _cost(gemm, c, m, n, k, sms) for c in offered(gemm)}
+    costs = {c: cycles(launch, c, problems, sms) for c in offered(launch)}
     least = min(costs.values(), default=0.0)
     return tuple(sorted((c for c in costs if costs[c] <= within * least), key=lambda c: costs[c]))
 
 
-def portfolio(gemm: Gemm, whole: Gemm | None = None) -> tuple[Config, ...]:
+def portfolio(launch: Launch, whole: Launch | None = None) -> tuple[Config, ...]:
     """A few configurations that serve small, middle and large shapes: what `default` takes at some of each. For builds ahead of time."""
-    if not candidates(gemm, whole):
+    if not candidates(launch, whole):
         return ()
     sizes = [(m, n) for m in (64, 512, 2048, 8192) for n in (512, 2048, 8192)]
-    return tuple(dict.fromkeys(default(gemm, m, n, 4096, whole=whole) for m, n in sizes))
+    return tuple(dict.fromkeys(default(launch, m, n, 4096, whole=whole) for m, n in sizes))
 
 
-def _cost(gemm: Gemm, config: Config, m: int, n: int, k: int, sms: int) -> float:
-    """Estimated time in tensor-core cycles of the busiest multiprocessor."""
-    nb = columns_per_segment(gemm, config)
+def cycles(launch: Launch, config: Config, problems: Sequence[Problem], sms: int = 132) -> float:
+    """Estimated time in tensor-core cycles of the busiest multiprocessor. Blocks take tiles in turn, all of one Gemm before the next's."""
     area, cluster = config.tile_m * config.tile_n, config.cluster_m * config.cluster_n
-    rows, cols = -(-m // (config.tile_m * config.cluster_m)), -(-n // (nb * config.cluster_n))
-    waves = -(-rows * cols // (sms // cluster))
+    blocks = sms // cluster
     low = LOW_TILE if config.tile_m == 64 else 1.0
     multiply = low * area / 32  # cycles of one k-block of 64 at full rate
     bring = TILE_K * 2 * (config.tile_m / config.cluster_n + config.tile_n / config.cluster_m) / L2_BYTES
-    epilogue = area / 16 * (1 + 0.25 * (len(gemm.sinks) + len(gemm.ports) - 1))
-    hidden = (waves - 1) / waves if config.pingpong else 0.0
-    return waves * (-(-k // TILE_K) * max(multiply, bring) + (1 - hidden) * epilogue + TILE_CYCLES)
+    starts, mains, epilogues = [0], [], []
+    for gemm, (m, n, k) in zip(gemms(launch), problems, strict=True):
+        rows, cols = -(-m // (config.tile_m * config.cluster_m)), -(-n // (columns_per_segment(gemm, config) * config.cluster_n))
+        starts.append(starts[-1] + rows * cols)
+        mains.append(-(-k // TILE_K) * max(multiply, bring) + TILE_CYCLES)
+        epilogues.append(area / 16 * (1 + 0.25 * (len(gemm.sinks) + len(gemm.ports) - 1)))
+
+    def busy(block: int) -> float:
+        """A block's time; of ping-pong only the last epilogue shows."""
+        counts = [-(-max(end - block, 0) // blocks) - -(-max(start - block, 0) // blocks) for start, end in zip(starts, starts[1:])]
+        shown = [min(c, 1) if config.pingpong else c for c in counts]
+        last = max(c * e for c, e in zip(shown, epilogues)) if config.pingpong else sum(c * e for c, e in zip(shown, epilogues))
+        return sum(c * m for c, m in zip(counts, mains)) + last
+
+    return max(busy(block) for block in {start % blocks for start in starts[:-1]})
 
 
 def partial_shape(gemm: Gemm, config: Config, sink: Sink, m: int, n: int) -> tuple[int, ...]:

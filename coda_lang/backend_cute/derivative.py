@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from . import loops, slices, spec
-from .prune import prune, target, used, without, written
+from .prune import Single, each, prune, target, used, without, written
 
 Functions = Mapping[str, Callable[..., tuple]]
 Mask = tuple[bool, ...]
@@ -158,7 +159,7 @@ def widen(program: spec.Program, functions: Functions, outputs: set[str]) -> tup
         readers = [k for k in program.kernels if name in used(k) and k not in writers]
         if readers or len(writers) != 1 or _packed(writers[0], name):
             continue
-        kernel = _widened(writers[0], name, made)
+        kernel = each(writers[0], partial(_widened, name=name, functions=made)) or writers[0]
         names = {k.name: kernel.name if k is writers[0] else k.name for k in program.kernels}
         program = replace(
             program,
@@ -170,12 +171,14 @@ def widen(program: spec.Program, functions: Functions, outputs: set[str]) -> tup
 
 
 def _packed(kernel: spec.Kernel, name: str) -> bool:
-    sinks = () if isinstance(kernel, spec.Finish) else kernel.sinks
+    sinks = [s for gemm in spec.gemms(kernel) for s in gemm.sinks]
     return any(isinstance(s, spec.Store) and s.matrix.tensor == name and s.matrix.pack > 1 for s in sinks)
 
 
-def _widened(kernel: spec.Kernel, name: str, functions: dict[str, Callable[..., tuple]]) -> spec.Kernel:
-    """One kernel that leaves an output in f32; its last function without the rounding of that result."""
+def _widened(kernel: Single, name: str, functions: dict[str, Callable[..., tuple]]) -> Single:
+    """A kernel that leaves an output in f32, if it writes it; its last function without the rounding of that result."""
+    if name not in written(kernel):
+        return kernel
     tensors = tuple(replace(t, dtype="f32") if t.name == name else t for t in kernel.tensors)
     if isinstance(kernel, spec.Finish):
         places, last = [kernel.outputs.index(name)], kernel.fn

@@ -69,7 +69,7 @@ def bound(unavoidable: float, program: spec.Program, extents: Mapping[str, int],
 def _depth(program: spec.Program, extents: Mapping[str, int]) -> int:
     """Of the program's deepest product."""
     depths = [0]
-    for gemm in (k for k in program.kernels if isinstance(k, spec.Gemm)):
+    for gemm in (g for k in program.kernels for g in spec.gemms(k)):
         modes = {t.name: t.modes for t in gemm.tensors}
         depths.append(sum(prod(extents[axis] for mode in p.a.cols for axis in modes[p.a.tensor][mode]) for p in gemm.products))
     return max(depths)

@@ -18,7 +18,8 @@ from ..ir.graph import Atom, Eqn, Program, Var
 from ..ir.kernels import Gemm, Kernel, Plan, Reduce, Sink
 from ..passes.report import contract
 from ..passes.state import extents, signature
-from .lower import lower, phase_name
+from . import spec
+from .lower import lower, lower_saving, phase_name
 from .text import WIDTH, Raw, body, call, constant, literal, public, returns, safe, scalar
 
 
@@ -93,15 +94,16 @@ def _program(plan: Plan, names: Names, alias: str, runtime: str) -> str:
     """A program: its kernels, its reference, the kernels of its derivative, the callable."""
     name, derived = plan.program.name, plan.derived
     written = names.take(f"{name}_reference")
-    record, functions, blocks = _kernels(plan, names, alias, _about(plan), [reference(plan, written)])
+    record, functions, blocks = _kernels(plan, lower(plan), names, alias, _about(plan), [reference(plan, written)])
     more: dict[str, object] = {}
     if derived is not None:
         kept = ", ".join(t.name for t in derived.residuals)
         if derived.saving is not None:
             title = f"{name} with what its backward reads: {kept}"
-            more["saving"], found, text = _kernels(derived.saving, names, alias, title, [])
+            more["saving"], found, text = _kernels(derived.saving, lower_saving(plan), names, alias, title, [])
             functions, blocks = functions + found, blocks + text
-        more["backward"], found, text = _kernels(derived.backward, names, alias, signature(derived.backward.program), [])
+        backward = derived.backward
+        more["backward"], found, text = _kernels(backward, lower(backward), names, alias, signature(backward.program), [])
         functions, blocks = functions + found, blocks + text
         more = {k: Raw(str(v)) for k, v in more.items()}
         more |= {"residuals": tuple(t.name for t in derived.residuals)} if derived.residuals else {}
@@ -110,7 +112,9 @@ def _program(plan: Plan, names: Names, alias: str, runtime: str) -> str:
     return "\n\n\n".join(blocks) + "\n\n" + _callable(f"{public(name)} = {runtime}.Function(", arguments)
 
 
-def _kernels(plan: Plan, names: Names, alias: str, about: str, extra: list[str]) -> tuple[str, list[str], list[str]]:
+def _kernels(
+    plan: Plan, lowered: spec.Program, names: Names, alias: str, about: str, extra: list[str]
+) -> tuple[str, list[str], list[str]]:
     """The record's name, the names of its scalar functions, and the text of all: a title, functions, `extra`, the record."""
     name = plan.program.name
     constant_name = names.take(name.upper() if name.upper() != name else f"{name}_RECORD")
@@ -121,7 +125,7 @@ def _kernels(plan: Plan, names: Names, alias: str, about: str, extra: list[str])
         f"\n# {line}" for text in about.split("\n") for line in textwrap.wrap(text, WIDTH - 4, subsequent_indent="    ") or [""]
     )
     title = "\n".join(line.rstrip() for line in title.split("\n"))
-    record = f"{constant_name} = {literal(lower(plan), 0, len(constant_name) + 3, alias)}"
+    record = f"{constant_name} = {literal(lowered, 0, len(constant_name) + 3, alias)}"
     return constant_name, [fn for fn, _ in functions], [title, *(text for _, text in functions), *extra, record]
 
 

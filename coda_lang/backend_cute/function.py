@@ -54,14 +54,15 @@ class Compiled:
         self.fixed, self.functions, self.wholes = fixed(program), functions, configs.wholes(saving)
         self.loaded: dict[tuple[spec.Kernel, spec.Config | None], Callable[..., None]] = {}
 
-    def config(self, gemm: spec.Gemm, m: int, n: int, k: int, device: Any) -> spec.Config:
-        """The configuration for the shape: the tuned one, else the default."""
-        whole, name = self.wholes.get(gemm.products), host.device_name(device)
-        if name and (best := tuned.find(whole or gemm, m, n, k, name)) is not None:
-            for config in configs.candidates(gemm, whole):
+    def config(self, launch: spec.Launch, extents: Mapping[str, int], device: Any) -> spec.Config:
+        """The configuration for the extents: the tuned one, else the default."""
+        whole, name = configs.whole_of(launch, self.wholes), host.device_name(device)
+        model = whole or launch
+        if name and (best := tuned.find(model, configs.problems(model, extents), name)) is not None:
+            for config in configs.candidates(launch, whole):
                 if replace(config, step=0) == best:
                     return config
-        return configs.default(gemm, m, n, k, host.multiprocessors(device), whole=whole)
+        return configs.choose(launch, extents, host.multiprocessors(device), whole=whole)
 
     def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]]) -> list[Callable[..., None]]:
         """Find the kernels, those not compiled before compiled side by side, and load them."""

@@ -22,8 +22,9 @@ from . import configs, layout, loops, spec
 from .binding import Binding
 from .host_loops import Looping, Pool
 from .plans import Plan, Slots, Step
+from .spec import product
 from .torch_fns import DTYPES
-from .twin import IDENTITY, mode_shape, product
+from .twin import IDENTITY, mode_shape
 
 
 class Objects(Protocol):
@@ -31,8 +32,8 @@ class Objects(Protocol):
 
     whole: bool
 
-    def config(self, gemm: spec.Gemm, m: int, n: int, k: int, device: torch.device) -> spec.Config:
-        """The tile configuration to use at this size."""
+    def config(self, launch: spec.Launch, extents: Mapping[str, int], device: torch.device) -> spec.Config:
+        """The tile configuration to use at these extents."""
 
     def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]]) -> Sequence[Callable[..., None]]:
         """Callables on device tensors and extents, in the order that `spec` states."""
@@ -210,7 +211,7 @@ class _Planner(Looping):
         except RuntimeError:
             return None
 
-    def _operand(self, kernel: spec.Kernel, record: spec.Tensor) -> int:
+    def _operand(self, kernel: spec.Gemm | spec.Finish, record: spec.Tensor) -> int:
         """The slot of an input, copied where the kernel cannot use its strides, or of what an earlier finisher left."""
         if record.name in self.work:
             shape = mode_shape(record, self.extents) or (1,)
@@ -248,7 +249,7 @@ class _Planner(Looping):
         self._do(step, slot, source)
         return slot
 
-    def _target(self, kernel: spec.Kernel, record: spec.Tensor) -> int:
+    def _target(self, kernel: spec.Gemm | spec.Finish, record: spec.Tensor) -> int:
         """The slot of an output as the kernel writes it."""
         packed = record.name in layout.packed_tensors(kernel)
         key = (record.name, record.modes, packed)
@@ -256,7 +257,7 @@ class _Planner(Looping):
             self.operands[key] = self._result(kernel, record, packed)
         return self.operands[key]
 
-    def _result(self, kernel: spec.Kernel, record: spec.Tensor, packed: bool) -> int:
+    def _result(self, kernel: spec.Gemm | spec.Finish, record: spec.Tensor, packed: bool) -> int:
         """A fresh output, as the kernel writes it; a temporary that is copied afterwards where the result's strides are of no use."""
         argument, shape = self.declared[record.name], mode_shape(record, self.extents)
         if record.name in self.places:
@@ -289,7 +290,7 @@ class _Planner(Looping):
         self.returns[argument.name] = self.home[argument.name] = slot
         return slot
 
-    def _between(self, kernel: spec.Kernel, record: spec.Tensor, packed: bool) -> int:
+    def _between(self, kernel: spec.Gemm | spec.Finish, record: spec.Tensor, packed: bool) -> int:
         """A tensor between kernels, as its kernel writes it: where all others read it, or a place of its own that others copy from."""
         shared = self._temporary(record.name)
         self.home[record.name] = shared
@@ -313,16 +314,27 @@ class _Planner(Looping):
     # kernels
 
     def _kernel(self, kernel: spec.Kernel) -> None:
-        self._finish(kernel) if isinstance(kernel, spec.Finish) else self._gemm(kernel)
+        self._finish(kernel) if isinstance(kernel, spec.Finish) else self._gemms(kernel)
 
-    def _gemm(self, kernel: spec.Gemm) -> None:
+    def _gemms(self, launch: spec.Launch) -> None:
+        """One launch; where a Gemm of several has no rows or columns, one of each of the others."""
+        parts = spec.gemms(launch)
+        if len(parts) > 1 and not all(product(gemm.rows, self.extents) * product(gemm.cols, self.extents) for gemm in parts):
+            for gemm in parts:
+                self._gemms(gemm)
+            return
+        self.plan.sizes.setdefault(launch.name, configs.problems(launch, self.extents))
+        config = self.objects.config(launch, self.extents, self.plan.device)
+        slots = [self._gemm(gemm, config) for gemm in parts]
+        if None not in slots:
+            self.plan.configs[launch.name] = config
+            self._launch(launch, [slot for found in slots for slot in found or ()], config)
+
+    def _gemm(self, kernel: spec.Gemm, config: spec.Config) -> list[int] | None:
+        """The slots of a Gemm's tensors in order; None where there is nothing to launch."""
         records = {t.name: t for t in kernel.tensors}
         m, n = product(kernel.rows, self.extents), product(kernel.cols, self.extents)
         depths = [math.prod(mode_shape(records[p.a.tensor], self.extents)[i] for i in p.a.cols) for p in kernel.products]
-        empty = m == 0 or n == 0
-        size = max(m, 1), max(n, 1), max(sum(depths), 1)
-        self.plan.sizes.setdefault(kernel.name, size)
-        config = self.objects.config(kernel, *size, self.plan.device)
         slots: dict[str, int] = {}
         for sink in kernel.sinks:
             if isinstance(sink, spec.Store):
@@ -331,15 +343,14 @@ class _Planner(Looping):
                 slots[sink.tensor] = self._point(kernel, records[sink.tensor])
             else:
                 slots[sink.work] = self._partials(kernel, sink, config, m, n)
-        if empty:
+        if m == 0 or n == 0:
             self.plan.notes.append(f"{kernel.name} is not launched: it has {m} rows and {n} columns")
-            return
+            return None
         zeros = self._zeros(kernel, records, depths)
         for record in kernel.tensors:
             if record.name not in slots:
                 slots[record.name] = zeros[record.name] if record.name in zeros else self._operand(kernel, record)
-        self.plan.configs[kernel.name] = config
-        self._launch(kernel, [slots[t.name] for t in kernel.tensors], config)
+        return [slots[t.name] for t in kernel.tensors]
 
     def _zeros(self, kernel: spec.Gemm, records: Mapping[str, spec.Tensor], depths: Sequence[int]) -> dict[str, int]:
         """Operands of an empty contraction, eight zeros deep: a tile load cannot describe a tensor of no elements."""

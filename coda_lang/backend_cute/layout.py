@@ -28,7 +28,7 @@ class Verdict:
     reason: str = ""
 
 
-def packed_tensors(kernel: spec.Kernel) -> frozenset[str]:
+def packed_tensors(kernel: spec.Gemm | spec.Finish) -> frozenset[str]:
     """The tensors whose last mode travels as one element."""
     if isinstance(kernel, spec.Finish):
         return frozenset()

@@ -39,16 +39,16 @@ class Built:
         self.among: tuple[str, ...] = ()
         self.loaded: dict[tuple[spec.Kernel, spec.Config | None], Callable[..., None]] = {}
 
-    def config(self, gemm: spec.Gemm, m: int, n: int, k: int, device: Any) -> spec.Config:
-        """The best configuration for the shape among those built. Raises CallError where there is none."""
-        built = self.build.configs(gemm)
+    def config(self, launch: spec.Launch, extents: Mapping[str, int], device: Any) -> spec.Config:
+        """The best configuration for the extents among those built. Raises CallError where there is none."""
+        built = self.build.configs(launch)
         keys = tuple(key for key in built if key in self.among) or built or ("none",)
         try:
-            return configs.default(gemm, m, n, k, host.multiprocessors(device), keys, self.wholes.get(gemm.products))
+            return configs.choose(launch, extents, host.multiprocessors(device), keys, configs.whole_of(launch, self.wholes))
         except ValueError:
             raise errors.refuse(
                 errors.BUILD,
-                f"the build in {self.build.directory} has no object for {gemm.name}",
+                f"the build in {self.build.directory} has no object for {launch.name}",
                 help="build the program with these outputs: outputs= needs a kernel of its own",
             ) from None
 

@@ -12,13 +12,27 @@ from .. import ops
 from ..diagnostics.model import CodaError, Diagnostic
 from ..ir import kernels as k
 from ..passes.layout import granule
-from ..passes.state import extents, fixed_product
+from ..passes.state import extents, fixed_product, nominal
 from . import configs
 from . import spec as s
+from .together import alike, together
 
 
 def lower(plan: k.Plan) -> s.Program:
-    """The records of one program."""
+    """The records of one program; of one that has a forward that saves, with the same kernels together as that."""
+    if plan.derived is None or plan.derived.saving is None:
+        return together(records(plan), nominal(plan.program))
+    return alike(records(plan), lower_saving(plan))
+
+
+def lower_saving(plan: k.Plan) -> s.Program:
+    """The records of a program's forward that saves."""
+    assert plan.derived is not None and plan.derived.saving is not None
+    return together(records(plan.derived.saving), nominal(plan.derived.saving.program), [records(plan)])
+
+
+def records(plan: k.Plan) -> s.Program:
+    """The records of one program, one Gemm a launch."""
     program = plan.program
     lowered: list[s.Kernel] = []
     roles = {t.name: "in" for t in program.inputs} | {t.name: "temp" for t in plan.temps} | {o.tensor.name: "out" for o in program.outputs}
@@ -78,7 +92,7 @@ class _Lowering:
         self.tensors: dict[str, s.Tensor] = {}
         self.free: dict[str, None] = {}
 
-    def kernel(self) -> s.Kernel:
+    def kernel(self) -> s.Gemm | s.Finish:
         return self.lower_gemm(self.source) if isinstance(self.source, k.Gemm) else self.lower_finish(self.source)
 
     def lower_gemm(self, g: k.Gemm) -> s.Gemm:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from . import spec
+from .configs import Problem
 
 Slots = list[Any]
 Step = Callable[[Slots], None]
@@ -34,7 +35,7 @@ class Plan:
     configs: dict[str, spec.Config] = field(default_factory=dict)
     launches: list[str] = field(default_factory=list)
     places: dict[str, int] = field(default_factory=dict)  # of each launched kernel among the steps
-    sizes: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # rows, columns a segment and depth of each Gemm
+    sizes: dict[str, tuple[Problem, ...]] = field(default_factory=dict)  # of each launch, for each of its Gemms
     copies: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     dead: dict[int, tuple[int, ...]] = field(default_factory=dict)

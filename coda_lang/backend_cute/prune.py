@@ -11,10 +11,13 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from . import loops, slices, spec
 
 Functions = Mapping[str, Callable[..., tuple]]
+Single = spec.Gemm | spec.Finish
 
 
 def prune(
@@ -23,7 +26,7 @@ def prune(
     """The program that computes only the outputs in `wanted`, which are in the order declared.
 
     An unwanted output that another kernel reads becomes a tensor between kernels. With `whole`, kernels stay or go, but none changes: one
-    that stays writes its unwanted outputs to such tensors.
+    that stays writes its unwanted outputs to such tensors, and Gemms of a launch that loses some run alone.
     """
     made = dict(functions)
     needed = set(wanted)
@@ -31,20 +34,33 @@ def prune(
     names: dict[str, str] = {}
     for kernel in reversed(program.kernels):
         if whole:
-            smaller: spec.Kernel | None = kernel if needed & written(kernel) else None
+            found = [k for k in spec.members(kernel) if needed & written(k)]
+            smaller = [kernel] if len(found) == len(spec.members(kernel)) else found
         else:
-            smaller = _finish(kernel, needed, made) if isinstance(kernel, spec.Finish) else _gemm(kernel, needed, made)
-        if smaller is not None:
-            kernels.insert(0, smaller)
-            names[kernel.name] = smaller.name
-            needed |= {t.name for t in smaller.tensors}
-    kernels = kernels if whole else [_unloaded(kernel, made) for kernel in kernels]
+            smaller = [k for k in (each(kernel, partial(_smaller, needed=needed, functions=made)),) if k is not None]
+        kernels = [*smaller, *kernels]
+        names |= {kernel.name: k.name for k in smaller}
+        needed |= {t.name for k in smaller for t in k.tensors}
+    kernels = kernels if whole else _unloaded(kernels, made)
     outputs = tuple(o for o in program.outputs if o.name in wanted)
     read = set().union(*map(used, kernels)) if kernels else set()
     temps = tuple(t for t in (*program.temps, *program.outputs) if t.name in read and t not in outputs)
     same = tuple(pair for pair in program.same if pair[0] in wanted)
     kept = loops.kept(program.loops, names, read)
     return replace(program, outputs=outputs, kernels=tuple(kernels), temps=temps, same=same, loops=kept), made
+
+
+def each(kernel: spec.Kernel, change: Callable[[Any], Single | None]) -> spec.Kernel | None:
+    """The kernel with every Gemm and finisher of the launch changed; None where none is left. One Gemm that is left runs alone."""
+    if not isinstance(kernel, spec.Together):
+        return change(kernel)
+    made = [change(gemm) for gemm in kernel.gemms]
+    kept = tuple(gemm for gemm in made if isinstance(gemm, spec.Gemm))
+    return kernel if kept == kernel.gemms else spec.joined(kept) if kept else None
+
+
+def _smaller(kernel: Single, needed: set[str], functions: dict[str, Callable[..., tuple]]) -> Single | None:
+    return _finish(kernel, needed, functions) if isinstance(kernel, spec.Finish) else _gemm(kernel, needed, functions)
 
 
 def _finish(kernel: spec.Finish, needed: set[str], functions: dict[str, Callable[..., tuple]]) -> spec.Finish | None:
@@ -88,8 +104,14 @@ def _gemm(kernel: spec.Gemm, needed: set[str], functions: dict[str, Callable[...
     )
 
 
-def _unloaded(kernel: spec.Kernel, functions: dict[str, Callable[..., tuple]]) -> spec.Kernel:
-    """The kernel without ports that none of its functions needs; as it is where a function cannot be read."""
+def _unloaded(kernels: Sequence[spec.Kernel], functions: dict[str, Callable[..., tuple]]) -> list[spec.Kernel]:
+    """The kernels without ports that none of their functions needs."""
+    made = [each(kernel, partial(_lighter, functions=functions)) for kernel in kernels]
+    return [kernel for kernel in made if kernel is not None]
+
+
+def _lighter(kernel: Single, functions: dict[str, Callable[..., tuple]]) -> Single:
+    """The same of one; as it is where a function cannot be read."""
     names = [kernel.fn] if isinstance(kernel, spec.Finish) else [p.fn for p in kernel.phases]
     texts = [slices.straight(functions[name]) for name in names]
     first = len(kernel.partials) if isinstance(kernel, spec.Finish) else kernel.segments if kernel.products else 0
@@ -117,7 +139,7 @@ def _unloaded(kernel: spec.Kernel, functions: dict[str, Callable[..., tuple]]) -
         dropped = [text.arguments[i] for i in drop]
         functions[renamed[name]] = slices.cut(functions[name], range(len(text.results)), name=renamed[name], drop=dropped)  # type: ignore
     if isinstance(kernel, spec.Finish):
-        smaller: spec.Kernel = replace(kernel, fn=renamed[kernel.fn], ports=tuple(keep))
+        smaller: Single = replace(kernel, fn=renamed[kernel.fn], ports=tuple(keep))
     else:
         smaller = replace(kernel, phases=tuple(replace(p, fn=renamed[p.fn]) for p in kernel.phases), ports=tuple(keep))
     return replace(smaller, tensors=tuple(t for t in kernel.tensors if t.name in used(smaller)))
@@ -126,13 +148,13 @@ def _unloaded(kernel: spec.Kernel, functions: dict[str, Callable[..., tuple]]) -
 def without(program: spec.Program, functions: Functions, zero: set[str]) -> tuple[spec.Program, dict[str, Callable[..., tuple]]]:
     """The program where these inputs are 0 everywhere and not loaded; operands of products, and what cannot be read, stay as they are."""
     made = dict(functions)
-    silent = [_silenced(kernel, made, zero) for kernel in program.kernels]
+    silent = [each(kernel, partial(_silenced, functions=made, zero=zero)) or kernel for kernel in program.kernels]
     names = {old.name: new.name for old, new in zip(program.kernels, silent)}
-    kernels = tuple(_unloaded(kernel, made) for kernel in silent)
+    kernels = tuple(_unloaded(silent, made))
     return replace(program, kernels=kernels, loops=loops.kept(program.loops, names, set().union(*map(used, kernels)))), made
 
 
-def _silenced(kernel: spec.Kernel, functions: dict[str, Callable[..., tuple]], zero: set[str]) -> spec.Kernel:
+def _silenced(kernel: Single, functions: dict[str, Callable[..., tuple]], zero: set[str]) -> Single:
     names = [kernel.fn] if isinstance(kernel, spec.Finish) else [p.fn for p in kernel.phases]
     texts = [slices.straight(functions[name]) for name in names]
     position = len(kernel.partials) if isinstance(kernel, spec.Finish) else kernel.segments if kernel.products else 0
@@ -155,7 +177,7 @@ def _silenced(kernel: spec.Kernel, functions: dict[str, Callable[..., tuple]], z
             functions[name], range(len(text.results)), name=f"{name}_{suffix}", zero=absent
         )
     if isinstance(kernel, spec.Finish):
-        smaller: spec.Kernel = replace(kernel, fn=f"{kernel.fn}_{suffix}", ports=tuple(keep))
+        smaller: Single = replace(kernel, fn=f"{kernel.fn}_{suffix}", ports=tuple(keep))
     else:
         smaller = replace(kernel, phases=tuple(replace(p, fn=f"{p.fn}_{suffix}") for p in kernel.phases), ports=tuple(keep))
     return replace(smaller, name=f"{kernel.name}_{suffix}", tensors=tuple(t for t in kernel.tensors if t.name in used(smaller)))
@@ -163,6 +185,10 @@ def _silenced(kernel: spec.Kernel, functions: dict[str, Callable[..., tuple]], z
 
 def used(kernel: spec.Kernel) -> set[str]:
     """The tensors that a kernel's products, partials, ports, sinks and outputs name."""
+    return set().union(*map(_used, spec.members(kernel)))
+
+
+def _used(kernel: Single) -> set[str]:
     ports = {p.matrix.tensor if isinstance(p, spec.Tile) else p.tensor for p in kernel.ports if isinstance(p, (spec.Tile, spec.Load))}
     if isinstance(kernel, spec.Finish):
         return ports | {p.work for p in kernel.partials} | set(kernel.outputs)
@@ -171,7 +197,7 @@ def used(kernel: spec.Kernel) -> set[str]:
 
 def written(kernel: spec.Kernel) -> set[str]:
     """The tensors that a kernel writes."""
-    return set(kernel.outputs) if isinstance(kernel, spec.Finish) else {target(s) for s in kernel.sinks}
+    return set(kernel.outputs) if isinstance(kernel, spec.Finish) else {target(s) for gemm in spec.gemms(kernel) for s in gemm.sinks}
 
 
 def target(sink: spec.Sink) -> str:

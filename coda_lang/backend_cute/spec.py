@@ -24,7 +24,10 @@ Scalar functions
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
+from os.path import commonprefix
 
 Size = int | str  # a fixed extent, or the name of a free axis
 
@@ -34,6 +37,11 @@ PLANES = {"lse": 2, "moments": 4}  # of a partial result, where its kind needs m
 def planes(kind: str) -> tuple[int, ...]:
     """The leading dims of a work tensor of this kind: () where one number is a partial result."""
     return (PLANES[kind],) if kind in PLANES else ()
+
+
+def product(sizes: tuple[Size, ...], extents: Mapping[str, int]) -> int:
+    """The product of sizes, fixed ones and axes by name."""
+    return prod(s if isinstance(s, int) else extents[s] for s in sizes)
 
 
 @dataclass(frozen=True)
@@ -226,6 +234,28 @@ class Gemm:
 
 
 @dataclass(frozen=True)
+class Together:
+    """Several `Gemm`s in one launch (a grouped GEMM), each with products, none reading what another writes.
+
+    They share the tile configuration and nothing else: blocks walk the tiles of the first, then those of the second, and so on.
+    Device arguments: the tensors of each Gemm in order, then one i32 per name in `extents`.
+    """
+
+    name: str
+    gemms: tuple[Gemm, ...]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those of all Gemms one after the other: a tensor that two of them read stands here twice, perhaps with other modes."""
+        return tuple(t for gemm in self.gemms for t in gemm.tensors)
+
+    @property
+    def extents(self) -> tuple[str, ...]:
+        """Free axes whose extents any epilogue reads, each once."""
+        return tuple(dict.fromkeys(name for gemm in self.gemms for name in gemm.extents))
+
+
+@dataclass(frozen=True)
 class Partial:
     """A work tensor [parts, length] f32, [planes, parts, length] where its kind has several, that a finisher reduces over parts, in fixed
     order.
@@ -256,7 +286,25 @@ class Finish:
     extents: tuple[str, ...] = ()
 
 
-Kernel = Gemm | Finish
+Launch = Gemm | Together  # what has a tile configuration
+Kernel = Launch | Finish
+
+
+def joined(gemms: tuple[Gemm, ...]) -> Launch:
+    """One launch of these Gemms; of a single one, that itself."""
+    first, *rest = (gemm.name for gemm in gemms)
+    prefix = commonprefix([first, *rest]).rpartition("_")[0] + "_"
+    return Together("+".join([first, *(name.removeprefix(prefix) for name in rest)]), gemms) if rest else gemms[0]
+
+
+def members(kernel: Kernel) -> tuple[Gemm | Finish, ...]:
+    """What one launch computes: the kernel itself, or the Gemms that run together, in order."""
+    return kernel.gemms if isinstance(kernel, Together) else (kernel,)
+
+
+def gemms(kernel: Kernel) -> tuple[Gemm, ...]:
+    """The Gemms of one launch; none of a finisher."""
+    return tuple(k for k in members(kernel) if isinstance(k, Gemm))
 
 
 @dataclass(frozen=True)
@@ -316,6 +364,16 @@ class Program:
     temps: tuple[Argument, ...] = ()
     same: tuple[tuple[str, str], ...] = ()
     loops: tuple[Loop, ...] = ()
+
+
+def launches(program: Program) -> tuple[Launch, ...]:
+    """A program's kernels without its finishers."""
+    return tuple(k for k in program.kernels if isinstance(k, (Gemm, Together)))
+
+
+def built(program: Program) -> tuple[Kernel, ...]:
+    """What is compiled ahead of time: the kernels, and Gemms that run together also alone, for calls that want only some of them."""
+    return tuple(dict.fromkeys(k for kernel in program.kernels for k in (kernel, *members(kernel))))
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,9 @@ class Chosen:
     def __init__(self, objects: Any, given: Mapping[str, spec.Config]) -> None:
         self.objects, self.given = objects, given
 
-    def config(self, gemm: spec.Gemm, m: int, n: int, k: int, device: Any) -> spec.Config:
+    def config(self, launch: spec.Launch, extents: Mapping[str, int], device: Any) -> spec.Config:
         """The one given, else the default, tuned or not."""
-        return self.given.get(gemm.name) or configs.default(gemm, m, n, k, host.multiprocessors(device))
+        return self.given.get(launch.name) or configs.choose(launch, extents, host.multiprocessors(device))
 
     def executables(self, wanted: Sequence[Any]) -> Sequence[Callable[..., None]]:
         """Compiled or found."""
@@ -124,7 +124,7 @@ class _Case:
         self.plan = self._planned({})
         self.truth = self.plan.run(self.arguments)
         values.update({o.name: t for o, t in zip(program.outputs, self.truth, strict=True)})
-        self.gemms = {k.name: k for k in program.kernels if isinstance(k, spec.Gemm) and k.name in self.plan.places}
+        self.launches = {k.name: k for k in spec.launches(program) if k.name in self.plan.places}
         self.candidates: dict[str, list[spec.Config]] = {}
 
     def _planned(self, given: Mapping[str, spec.Config]) -> plans.Plan:
@@ -133,13 +133,13 @@ class _Case:
     def jobs(self, most: int, again: bool) -> list[compile.Job]:
         """What has to be compiled."""
         fixed, jobs = {a: n for a, n in self.program.extents if n is not None}, []
-        for name, gemm in self.gemms.items():
-            if not again and tuned.find(gemm, *self.plan.sizes[name], host.device_name(self.device)) is not None:
+        for name, launch in self.launches.items():
+            if not again and tuned.find(launch, self.plan.sizes[name], host.device_name(self.device)) is not None:
                 continue
             default = self.plan.configs[name]
-            best = configs.ranked(gemm, *self.plan.sizes[name], host.multiprocessors(self.device), within=WORSE)
+            best = configs.ranked(launch, self.plan.sizes[name], host.multiprocessors(self.device), within=WORSE)
             self.candidates[name] = list(dict.fromkeys([default, *best]))[:most]
-            jobs += [compile.job(gemm, c, self.fn.functions, fixed) for c in self.candidates[name]]
+            jobs += [compile.job(launch, c, self.fn.functions, fixed) for c in self.candidates[name]]
         return jobs
 
     def measure(self, kernel: str) -> list[Trial]:
@@ -161,7 +161,7 @@ class _Case:
         if times:
             facts = {"ms": times[best], "default": default.key, "default ms": times.get(default.key)}
             name = host.device_name(self.device)
-            tuned.keep(self.gemms[kernel], *self.plan.sizes[kernel], name, replace(chosen, step=0), facts)
+            tuned.keep(self.launches[kernel], self.plan.sizes[kernel], name, replace(chosen, step=0), facts)
         name = self.program.name
         return [Trial(name, kernel, c.key, times.get(c.key), c == default, c == chosen, problems[c]) for c in self.candidates[kernel]]
 

@@ -11,12 +11,13 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from . import cache, manifest, spec
+from .configs import Problem
 
 STEPS = 4  # buckets to a doubling of an extent
 
@@ -27,33 +28,33 @@ def bucket(size: int) -> int:
     return -(-size // unit) * unit
 
 
-def path(kernel: spec.Gemm, m: int, n: int, k: int, device: str) -> Path:
-    """Where the entry of a kernel at a size would be; its name does not matter, what it computes does."""
+def path(launch: spec.Launch, problems: Sequence[Problem], device: str) -> Path:
+    """Where the entry of a kernel at a size would be; names do not matter, what it computes does. A problem for each of its Gemms."""
     from . import compile
 
-    record = repr(replace(kernel, name=""))
-    sizes = " ".join(str(bucket(size)) for size in (m, n, k))
+    record = repr([replace(gemm, name="") for gemm in spec.gemms(launch)])
+    sizes = " ".join(str(bucket(size)) for problem in problems for size in problem)
     return cache.directory() / "tuned" / f"{manifest.digest(record, sizes, device, repr(compile.versions()), compile.device_code())}.json"
 
 
-def find(kernel: spec.Gemm, m: int, n: int, k: int, device: str) -> spec.Config | None:
+def find(launch: spec.Launch, problems: Sequence[Problem], device: str) -> spec.Config | None:
     """The tuned configuration, None where there is none or the entry is damaged."""
     if not (cache.directory() / "tuned").is_dir():
         return None
     try:
-        entry = json.loads(path(kernel, m, n, k, device).read_text(encoding="utf-8"))
+        entry = json.loads(path(launch, problems, device).read_text(encoding="utf-8"))
         return spec.Config(**entry["config"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def keep(kernel: spec.Gemm, m: int, n: int, k: int, device: str, config: spec.Config, facts: Mapping[str, Any]) -> None:
+def keep(launch: spec.Launch, problems: Sequence[Problem], device: str, config: spec.Config, facts: Mapping[str, Any]) -> None:
     """Write an entry, whole or not at all; `facts` are for people."""
-    target = path(kernel, m, n, k, device)
+    target = path(launch, problems, device)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, fresh = tempfile.mkstemp(dir=target.parent, suffix=".new")
     with open(handle, "w", encoding="utf-8") as file:
-        json.dump({"config": asdict(config), "kernel": kernel.name, "m": m, "n": n, "k": k, "device": device, **facts}, file)
+        json.dump({"config": asdict(config), "kernel": launch.name, "problems": list(problems), "device": device, **facts}, file)
     with contextlib.suppress(OSError):
         os.chmod(fresh, 0o644)
     os.replace(fresh, target)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from . import configs, loops, spec, torch_fns
+from .spec import product
 
 IDENTITY = {"sum": 0.0, "max": -math.inf, "min": math.inf, "amax": 0.0, "lse": -math.inf, "moments": 0.0, "only": math.nan}
 
@@ -101,8 +102,11 @@ def launch(
     `axes` names the dims of the program's own tensors, which may be in another order than a kernel's modes; of other tensors the
     dims are the modes.
     """
-    run = _Run(kernel, functions, tensors, extents, axes, f, config)
-    run.finish(kernel) if isinstance(kernel, spec.Finish) else run.gemm(kernel)
+    if not isinstance(kernel, spec.Finish):
+        config = config or configs.choose(kernel, extents)
+    for part in spec.members(kernel):
+        run = _Run(part, functions, tensors, extents, axes, f)
+        run.finish(part) if isinstance(part, spec.Finish) else run.gemm(part, config)
 
 
 def bind(program: spec.Program, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -120,11 +124,6 @@ def bind(program: spec.Program, inputs: Mapping[str, torch.Tensor]) -> dict[str,
 def mode_shape(tensor: spec.Tensor, extents: Extents) -> tuple[int, ...]:
     """The extents of a tensor's modes."""
     return tuple(product(mode, extents) for mode in tensor.modes)
-
-
-def product(sizes: tuple[spec.Size, ...], extents: Extents) -> int:
-    """The product of sizes, fixed ones and axes by name."""
-    return math.prod(s if isinstance(s, int) else extents[s] for s in sizes)
 
 
 def matrix_view(tensor: torch.Tensor, matrix: spec.Matrix) -> torch.Tensor:
@@ -173,10 +172,10 @@ def reduce(kind: str, values: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 class _Run:
-    """One kernel over `tensors`, which gains the kernel's outputs and work tensors."""
+    """One Gemm or finisher over `tensors`, which gains its outputs and work tensors."""
 
-    def __init__(self, kernel: spec.Kernel, functions: Any, tensors: Tensors, extents: Extents, axes: Any, f: Any, config: Any) -> None:
-        self.functions, self.tensors, self.extents, self.axes, self.f, self.config = functions, tensors, extents, axes, f, config
+    def __init__(self, kernel: spec.Gemm | spec.Finish, functions: Any, tensors: Tensors, extents: Extents, axes: Any, f: Any) -> None:
+        self.functions, self.tensors, self.extents, self.axes, self.f = functions, tensors, extents, axes, f
         self.dtype = f.dtype
         self.records = {t.name: t for t in kernel.tensors}
         self.device = next((t.device for t in tensors.values()), torch.device("cpu"))
@@ -266,10 +265,9 @@ class _Run:
         """A result of a scalar function at every position."""
         return torch.as_tensor(value, device=self.device).expand(self.size)
 
-    def gemm(self, kernel: spec.Gemm) -> None:
-        self.size = m, n = product(kernel.rows, self.extents), product(kernel.cols, self.extents)
-        deep = [self.matrix(p.a).shape[1] for p in kernel.products]
-        config = self.config or configs.default(kernel, max(m, 1), max(n, 1), max(*deep, 1, 1))
+    def gemm(self, kernel: spec.Gemm, config: spec.Config | None) -> None:
+        assert config is not None
+        self.size = _, n = product(kernel.rows, self.extents), product(kernel.cols, self.extents)
         accumulators: list[torch.Tensor] = []
         for s in range(kernel.segments if kernel.products else 0):
             acc = torch.zeros(self.size, dtype=self.dtype, device=self.device)

@@ -1,19 +1,21 @@
 """Which tile a cluster computes next: a static, persistent order that keeps operands in the L2 cache.
 
-In: the tile counts and the cluster. Out: for each step of a cluster the (row, column) of this block's tile. Clusters of tiles are visited
-in groups of eight along the shorter side; inside a group one column of eight after the other, and every second group runs backwards,
-so that its first tiles find the operands the last ones used. Non-goals: balancing work of unequal size.
+In: the tile counts of each problem of a launch and the cluster. Out: for each step of a cluster the (row, column) of this block's tile.
+Problems follow each other. Inside one, clusters of tiles are visited in groups of eight along the shorter side; inside a group one column
+of eight after the other, and every second group runs backwards, so that its first tiles find the operands the last ones used.
+Non-goals: balancing work of unequal size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from .ring import select
+from .ring import Fixed, select
 
 GROUP = 8
 
@@ -34,11 +36,58 @@ class Shape:
         """Rows and columns of clusters that cover (m, n)."""
         return ceil_div(m, self.rows * self.cluster[0]), ceil_div(n, self.cols * self.cluster[1])
 
-    def grid(self, m, n, multiprocessors: int):
-        """The launch grid: one block per multiprocessor, or fewer where there is less to do."""
-        rows, cols = self.clusters(m, n)
-        size = self.cluster[0] * self.cluster[1]
-        return (self.cluster[0], self.cluster[1], cutlass.min(rows * cols, Int32(multiprocessors // size)))
+
+def grid(shapes: Sequence[Shape], sizes, multiprocessors: int):
+    """The launch grid: one block per multiprocessor, or fewer where there is less to do. `sizes` begin with m and n of each problem."""
+    tiles = Int32(0)
+    for shape, (m, n, *_) in zip(shapes, sizes):
+        rows, cols = shape.clusters(m, n)
+        tiles = tiles + rows * cols
+    x, y = shapes[0].cluster
+    return x, y, cutlass.min(tiles, Int32(multiprocessors // (x * y)))
+
+
+@dataclass(frozen=True)
+class Share(Fixed):
+    """The tiles of one problem that are this block's: steps `first`, `first + step`, … below `end`.
+
+    `before`: k-blocks that this block's loading warp has brought before the first of them.
+    """
+
+    shape: Shape
+    rows: Int32
+    cols: Int32
+    start: Int32
+    first: Int32
+    end: Int32
+    step: Int32
+    before: Int32
+
+    def tile(self, work: Int32):
+        """(tile row, tile column) of a step."""
+        return tile_at(work - self.start, self.rows, self.cols, self.shape.cluster)
+
+
+def shares(shapes: Sequence[Shape], sizes, blocks, turn: Int32 | None = None) -> list[Share]:
+    """This block's share of each problem, one after the other; of two warpgroups that alternate the share of the one whose `turn` it is.
+
+    `sizes` begin with m and n, `blocks` are the k-blocks of a tile, of each problem.
+    """
+    _, _, first = cute.arch.block_idx()
+    _, _, step = cute.arch.grid_dim()
+    start, passed, before, made = Int32(0), Int32(0), Int32(0), []
+    for i, (shape, (m, n, *_), depth) in enumerate(zip(shapes, sizes, blocks)):
+        rows, cols = shape.clusters(m, n)
+        end = start + rows * cols
+        if turn is None:
+            made.append(Share(shape, rows, cols, start, first, end, step, before))
+        else:  # the block's tiles go to the two in turn, whichever problems they are of
+            other = (passed + turn) & 1
+            made.append(Share(shape, rows, cols, start, first + other * step, end, step * 2, before + other * depth))
+        if i + 1 < len(shapes):
+            count = ceil_div(cutlass.max(end - first, Int32(0)), step)
+            first, passed, before, start = first + count * step, passed + count, before + count * depth, end
+    return made
 
 
 @cute.jit
