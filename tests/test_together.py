@@ -110,8 +110,8 @@ def test_gemms_without_a_common_operand_must_gain_more_than_the_model_may_be_wro
     (program,) = driver.programs(Source("p.coda", MIXED))
     apart = records(passes.run(program))
     small, large = dict(program.nominal), dict.fromkeys((a.name for a in program.axes), 8192)
-    joined = s.joined(tuple(k for k in s.launches(apart) if k.name in ("mixed_y", "mixed_z")))
-    assert together.measured(joined, small).worthwhile and not together.measured(joined, large).worthwhile
+    pair = [(k,) for k in s.launches(apart) if k.name in ("mixed_y", "mixed_z")]
+    assert together.measured(pair, together.costs(small)).worthwhile and not together.measured(pair, together.costs(large)).worthwhile
     assert [names(k) for k in s.launches(together.together(apart, small))] == [["mixed_y", "mixed_t", "mixed_z"]]
     assert sorted(map(names, s.launches(together.together(apart, large)))) == [["mixed_y", "mixed_t"], ["mixed_z"]]
 
@@ -121,7 +121,8 @@ def test_what_cannot_share_a_tile_does_not_run_together():
     apart = records(passes.run(program))
     kernels = tuple(replace(k, granule=56 if k.name == "mixed_z" else 72) if isinstance(k, s.Gemm) else k for k in apart.kernels)
     made = together.together(replace(apart, kernels=kernels), dict(program.nominal))
-    assert together.measured(s.joined(tuple(k for k in kernels if k.name in ("mixed_y", "mixed_z"))), dict(program.nominal)) is None
+    pair = [(k,) for k in kernels if k.name in ("mixed_y", "mixed_z")]
+    assert together.measured(pair, together.costs(dict(program.nominal))) is None
     assert any(names(k) == ["mixed_z"] for k in s.launches(made))
 
 

@@ -3,8 +3,8 @@
 In: a `spec.Program` with one Gemm a launch, nominal extents. Out: the program with `Together` records, in an order in which everything is
 written before it is read. One launch of several fills the multiprocessors that the last tiles of each would leave idle, and is launched
 once; but all share a tile configuration, shared memory for the one that needs most, and registers for the heaviest epilogue. The model of
-`configs.cycles` weighs that, each side at its best configuration. Gemms that share an operand need only gain anything; others must gain
-more than the model may be wrong by. Non-goals: map kernels and finishers, which wait for memory; what a kernel computes.
+`configs.cycles` weighs that, each side at its best configuration; those that share an operand need to gain less, and come first.
+Non-goals: map kernels and finishers, which wait for memory; what a kernel computes.
 """
 
 from __future__ import annotations
@@ -13,34 +13,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
+from math import inf
 
 from . import configs, spec
 from .prune import written
 
 LAUNCH_CYCLES = 3500.0  # from the last tile of one kernel to the first of the next: 2 microseconds, estimated
-MARGIN = 0.02  # of both, what a launch of Gemms without a common operand must save
+MARGIN = 0.02  # of their time apart, what two launches must save together
+MARGIN_SHARED = 0.01  # of the shorter one's, where they read the same matrix, which the second may find in the cache
 MOST = 4  # Gemms in a launch: each is a loop of its own in every role
 
 Extents = Mapping[str, int]
+Gemms = tuple[spec.Gemm, ...]
+Cost = Callable[[Gemms], float]
 Waits = dict[str, set[str]]
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What a launch of several saves: estimated cycles at nominal extents, with the launches themselves, and the operands read by two."""
+    """What one launch saves of several: estimated cycles at nominal extents, launching included, and the operands that two of them read."""
 
-    apart: float
+    apart: tuple[float, ...]
     together: float
     shared: tuple[str, ...]
 
     @property
     def saved(self) -> float:
-        return self.apart - self.together
+        return sum(self.apart) - self.together
 
     @property
     def worthwhile(self) -> bool:
-        """Is the saving more than the model's error, or with a common operand anything at all?"""
-        return self.saved > (0.0 if self.shared else MARGIN * self.apart)
+        """Is the saving worth a kernel that is compiled anew for every subset of its results?"""
+        return self.saved > (MARGIN_SHARED * min(self.apart) if self.shared else MARGIN * sum(self.apart))
 
 
 def together(program: spec.Program, extents: Extents, variants: Sequence[spec.Program] = ()) -> spec.Program:
@@ -51,15 +55,15 @@ def together(program: spec.Program, extents: Extents, variants: Sequence[spec.Pr
     if any(p.loops for p in (program, *variants)):
         return program
     programs = [list(p.kernels) for p in (program, *variants)]
-    gain = cache(lambda gemms: measured(spec.joined(gemms), extents))
+    cost = costs(extents)
     while True:
         waits = [_after(launches) for launches in programs]
         pairs = combinations([k for k in programs[0] if any(gemm.products for gemm in spec.gemms(k))], 2)
         found = [
-            (saved, a, b)
+            (gain, a, b)
             for a, b in pairs
             if len(spec.gemms(a) + spec.gemms(b)) <= MOST and all(map(_may, programs, waits, [a] * len(waits), [b] * len(waits)))
-            if (saved := _added(gain, a, b)) is not None and saved.worthwhile
+            if (gain := measured((spec.gemms(a), spec.gemms(b)), cost)) is not None and gain.worthwhile
         ]
         if not found:
             return replace(program, kernels=tuple(programs[0]))
@@ -77,31 +81,39 @@ def alike(program: spec.Program, whole: spec.Program) -> spec.Program:
     return replace(program, kernels=tuple(launches))
 
 
-def measured(launch: spec.Launch, extents: Extents) -> Gain | None:
-    """What a launch costs and its Gemms would cost apart; None where no configuration serves them all."""
-    offered = configs.offered(launch)
-    if not offered:
-        return None
-    sizes = configs.problems(launch, extents)
-    apart = sum(_best(gemm, [size]) for gemm, size in zip(spec.gemms(launch), sizes))
-    shared = {name for one, other in combinations(spec.gemms(launch), 2) for name in _operands(one) & _operands(other)}
-    return Gain(apart, _best(launch, sizes), tuple(sorted(shared)))
+def costs(extents: Extents) -> Cost:
+    """Estimated cycles of one launch of some Gemms in the best configuration, infinite where none serves them all; remembered."""
+
+    @cache
+    def cost(gemms: Gemms) -> float:
+        launch = spec.joined(gemms)
+        sizes = configs.problems(launch, extents)
+        return LAUNCH_CYCLES + min((configs.cycles(launch, config, sizes) for config in configs.offered(launch)), default=inf)
+
+    return cost
+
+
+def measured(launches: Sequence[Gemms], cost: Cost) -> Gain | None:
+    """What some launches cost, and would cost as one; None where they cannot be one."""
+    both = cost(tuple(gemm for gemms in launches for gemm in gemms))
+    shared = {m.tensor for one, other in combinations(launches, 2) for m in _operands(one) & _operands(other)}
+    return Gain(tuple(map(cost, launches)), both, tuple(sorted(shared))) if both < inf else None
+
+
+def _operands(gemms: Gemms) -> set[spec.Matrix]:
+    return {m for gemm in gemms for p in gemm.products for m in (p.a, *p.b)}
 
 
 def report(program: spec.Program, extents: Extents) -> list[str]:
     """A paragraph for each launch of several, for people."""
-    lines = []
+    lines, cost = [], costs(extents)
     for launch in spec.launches(program):
-        gain = measured(launch, extents) if isinstance(launch, spec.Together) else None
-        if gain is None:
-            continue
-        sizes = configs.problems(launch, extents)
-        config = min(configs.offered(launch), key=lambda c: configs.cycles(launch, c, sizes))
-        lines += [
-            f"one launch: {', '.join(gemm.name for gemm in spec.gemms(launch))}"
-            + (f", which share {', '.join(gain.shared)}" if gain.shared else ""),
-            f"  {gain.together / 1e3:.0f} thousand cycles with tiles {config.key}, {gain.apart / 1e3:.0f} in launches of their own",
-        ]
+        gain = measured([(gemm,) for gemm in launch.gemms], cost) if isinstance(launch, spec.Together) else None
+        if gain is not None:
+            names = ", ".join(gemm.name for gemm in spec.gemms(launch))
+            lines.append(f"one launch: {names}" + (f", which share {', '.join(gain.shared)}" if gain.shared else ""))
+            tiles, apart = configs.choose(launch, extents).key, sum(gain.apart)
+            lines.append(f"  {gain.together / 1e3:.0f} thousand cycles with tiles {tiles}, {apart / 1e3:.0f} in launches of their own")
     return lines
 
 
@@ -147,22 +159,3 @@ def _merged(launches: list[spec.Kernel], waits: Waits, a: spec.Kernel, b: spec.K
     before = [k for k in between if k.name in waits[other.name]]
     both = spec.joined(spec.gemms(one) + spec.gemms(other))
     return [*launches[:first], *before, both, *(k for k in between if k not in before), *launches[last + 1 :]]
-
-
-# --- what it saves -----------------------------------------------------------------------------------------------------
-
-
-def _added(gain: Callable[[tuple[spec.Gemm, ...]], Gain | None], a: spec.Kernel, b: spec.Kernel) -> Gain | None:
-    """What joining two launches saves beyond what each of them does."""
-    both, one, other = (gain(gemms) for gemms in (spec.gemms(a) + spec.gemms(b), spec.gemms(a), spec.gemms(b)))
-    if both is None or one is None or other is None:
-        return None
-    return Gain(one.together + other.together, both.together, tuple(sorted(_operands(a) & _operands(b))))
-
-
-def _operands(launch: spec.Kernel) -> set[str]:
-    return {m.tensor for gemm in spec.gemms(launch) for p in gemm.products for m in (p.a, *p.b)}
-
-
-def _best(launch: spec.Launch, sizes: Sequence[configs.Problem]) -> float:
-    return LAUNCH_CYCLES + min(configs.cycles(launch, config, sizes) for config in configs.offered(launch))
