@@ -61,7 +61,7 @@ def bound(unavoidable: float, program: spec.Program, extents: Mapping[str, int],
     where few roundings make them one may be lucky: there the bound is doubled.
     """
     few = min((extents[axis] for axis, size in program.extents if size is None), default=FEW) < FEW
-    luck = 2.0 if few and sum(isinstance(k, spec.Gemm) for k in program.kernels) > 1 else 1.0
+    luck = 2.0 if few and sum(len(spec.gemms(k)) for k in program.kernels) > 1 else 1.0
     chains = TRUNCATION * _depth(program, extents) if device.startswith("cuda") else 0.0
     return luck * FACTOR * unavoidable + FLOOR + chains
 
