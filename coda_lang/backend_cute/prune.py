@@ -39,7 +39,8 @@ def prune(
         else:
             smaller = [k for k in (each(kernel, partial(_smaller, needed=needed, functions=made)),) if k is not None]
         kernels = [*smaller, *kernels]
-        names |= {kernel.name: k.name for k in smaller}
+        if smaller:
+            names[kernel.name] = smaller[0].name
         needed |= {t.name for k in smaller for t in k.tensors}
     kernels = kernels if whole else _unloaded(kernels, made)
     outputs = tuple(o for o in program.outputs if o.name in wanted)
