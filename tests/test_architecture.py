@@ -39,7 +39,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 NOT_RUNTIME = ("backend_cute.lower", "backend_cute.together", "backend_cute.emit", "backend_cute.text", "backend_cute.standalone")
 INLINED_TOO = ("diagnostics.model", "source")
 
-TORCH = ("torch_fns", "eager", "arguments", "host", "twin", "selfcheck", "autograd", "torch_ops", "plans", "accumulate", "timing", "tune")
+TORCH = ("torch_fns", "eager", "arguments", "host", "host_work", "twin", "selfcheck", "autograd")
+TORCH += ("torch_ops", "plans", "accumulate", "timing", "tune")
 
 # Which modules may import which third-party package. An entry that ends with a dot is a folder.
 EDGES: dict[str, tuple[str, ...]] = {

@@ -49,8 +49,8 @@ class Idle:
     def __init__(self, watch: Watch) -> None:
         self.watch, self.held = watch, dict[str, int]()
 
-    def config(self, gemm: spec.Gemm, m: int, n: int, k: int, device: torch.device) -> spec.Config:
-        return configs.default(gemm, m, n, k)
+    def config(self, launch: spec.Launch, extents: dict[str, int], device: torch.device) -> spec.Config:
+        return configs.choose(launch, extents)
 
     def executables(self, wanted):
         return [lambda *_, name=kernel.name: self.held.__setitem__(name, self.watch.now) for kernel, _ in wanted]

@@ -21,10 +21,11 @@ import torch
 from . import configs, layout, loops, spec
 from .binding import Binding
 from .host_loops import Looping, Pool
+from .host_work import Working
 from .plans import Plan, Slots, Step
 from .spec import product
 from .torch_fns import DTYPES
-from .twin import IDENTITY, mode_shape
+from .twin import mode_shape
 
 
 class Objects(Protocol):
@@ -76,7 +77,7 @@ def plan(program: spec.Program, binding: Binding, arguments: Sequence[Any], devi
     return _Planner(program, binding, arguments, device, objects).plan
 
 
-class _Planner(Looping):
+class _Planner(Looping, Working):
     """Builds a plan step by step. `meta[slot]` is what the slot will hold, without data; `home` the slot of a tensor in declared dims."""
 
     def __init__(self, program: spec.Program, binding: Binding, arguments: Sequence[Any], device: torch.device, objects: Objects) -> None:
@@ -352,43 +353,6 @@ class _Planner(Looping):
                 slots[record.name] = zeros[record.name] if record.name in zeros else self._operand(kernel, record)
         return [slots[t.name] for t in kernel.tensors]
 
-    def _zeros(self, kernel: spec.Gemm, records: Mapping[str, spec.Tensor], depths: Sequence[int]) -> dict[str, int]:
-        """Operands of an empty contraction, eight zeros deep: a tile load cannot describe a tensor of no elements."""
-        made: dict[str, int] = {}
-        for p, depth in zip(kernel.products, depths, strict=True):
-            if depth:
-                continue
-            for matrix in (p.a, *p.b):
-                record = records[matrix.tensor]
-                shape = [8 if i in matrix.cols and size == 0 else size for i, size in enumerate(mode_shape(record, self.extents))]
-                if record.name not in made:
-                    made[record.name] = self._new(shape, layout.pitched(record, False, tuple(shape)), DTYPES[record.dtype])
-                    self._fill(made[record.name], 0)
-            self.plan.notes.append(f"{kernel.name}: {p.a.tensor!r} has nothing to contract: the product is 0")
-        return made
-
-    def _point(self, kernel: spec.Gemm, record: spec.Tensor) -> int:
-        """Where no column claims the element it stays NaN."""
-        if record.role == "work":
-            slot = self.work[record.name] = self._contiguous(mode_shape(record, self.extents) or (1,), DTYPES[record.dtype])
-        else:
-            slot = self._target(kernel, record)
-        self._fill(slot, math.nan)
-        return slot
-
-    def _partials(self, kernel: spec.Gemm, sink: spec.RowReduce | spec.ColReduce, config: spec.Config, m: int, n: int) -> int:
-        shape = configs.partial_shape(kernel, config, sink, max(m, 1), max(n, 1))
-        kept = m if isinstance(sink, spec.RowReduce) else n
-        slot = self.work[sink.work] = self._contiguous((*shape[:-1], kept), torch.float32)
-        if m == 0 or n == 0:
-            self._identity(slot, sink.kind)
-        return slot
-
-    def _identity(self, slot: int, kind: str) -> None:
-        self._fill(slot, IDENTITY[kind])
-        if kind == "lse":
-            self._do(lambda slots: slots[slot][1].zero_(), slot)
-
     def _finish(self, kernel: spec.Finish) -> None:
         length = product(kernel.length, self.extents)
         slots: dict[str, int] = {}
@@ -413,18 +377,6 @@ class _Planner(Looping):
         self._launch(kernel, [slots[t.name] for t in kernel.tensors], None)
         for target, fresh in scattered:
             self._do(lambda slots, target=target, fresh=fresh: slots[target].copy_(slots[fresh]), target, fresh)  # type: ignore[misc]
-
-    def _parts(self, partial: spec.Partial, length: int) -> int:
-        """A work tensor as [parts, length]; one part of the identity where a reduction was over nothing."""
-        leading = spec.planes(partial.kind)
-        source = self.work[partial.work]
-        size = self.meta[source].numel()
-        if size:
-            shape = (*leading, size // (math.prod(leading) * length), length)
-            return self._view(source, shape, layout.contiguous(shape))
-        slot = self._contiguous((*leading, 1, length), torch.float32)
-        self._identity(slot, partial.kind)
-        return slot
 
     def _launch(self, kernel: spec.Kernel, slots: Sequence[int], config: spec.Config | None) -> None:
         """Leave room for a launch: executables are asked for together, so that those to compile are compiled side by side."""

@@ -143,9 +143,18 @@ def _variants(launches: Sequence[spec.Kernel], a: spec.Kernel, b: spec.Kernel) -
 
 
 def _may(launches: Sequence[spec.Kernel], waits: Waits, a: spec.Kernel, b: spec.Kernel) -> bool:
-    """Does neither wait for the other?"""
-    names = [launches[i].name for i in _variants(launches, a, b)]
-    return not any(one in waits[other] for one in names for other in names)
+    """Does neither wait for the other, and does no intermediate live longer for it?"""
+    found = _variants(launches, a, b)
+    names = [launches[i].name for i in found]
+    return not any(one in waits[other] for one in names for other in names) and (len(found) < 2 or not _held(launches, waits, *found))
+
+
+def _held(launches: Sequence[spec.Kernel], waits: Waits, first: int, last: int) -> bool:
+    """Would the first launch, run as late as the last, hold an intermediate that nothing else reads until then?"""
+    until = max((i for i in range(first + 1, last) if launches[i].name in waits[launches[last].name]), default=first)
+    read = {t.name for t in launches[first].tensors if t.role == "temp"} - written(launches[first])
+    later = {t.name for kernel in launches[until:] if kernel is not launches[first] for t in kernel.tensors}
+    return until > first and bool(read - later)
 
 
 def _merged(launches: list[spec.Kernel], waits: Waits, a: spec.Kernel, b: spec.Kernel) -> list[spec.Kernel]:
