@@ -163,7 +163,7 @@ def plan(file: str, options: driver.Options) -> None:
     parts = []
     for p in plans:
         parts += [passes.report(p), driver.launches(p)]
-        parts += [passes.training_report.text(p), driver.launches(p.derived.backward)] if p.derived else []
+        parts += [passes.training_report.text(p), driver.launches(p, backward=True)] if p.derived else []
     _print("\n\n".join(text.rstrip() for text in parts if text) + "\n")
 
 

@@ -117,13 +117,13 @@ def check(text_or_path: str | os.PathLike[str] | Source, options: Options = Opti
     Raises CodaError with all errors of the first stage that has any.
     """
     from . import passes
-    from .backend_cute.lower import lower
+    from .backend_cute.lower import lower, lower_backward
 
     def checked(program: Program) -> Plan:
         found = passes.trained(program, options.strict)
         lower(found)
         if found.derived:
-            lower(found.derived.backward)
+            lower_backward(found)
         return found
 
     return tuple(_each(read(text_or_path), options, checked))
@@ -154,13 +154,15 @@ def plan(text_or_path: str | os.PathLike[str] | Source, options: Options = Optio
     return tuple(_each(read(text_or_path), options, lambda program: passes.trained(program, options.strict)))
 
 
-def launches(plan: Plan) -> str:
-    """Which kernels of a plan run together, and what that saves; "" where each has a launch of its own."""
-    from .backend_cute.lower import lower
+def launches(plan: Plan, backward: bool = False) -> str:
+    """Which kernels of a plan, or of its derivative, run together, and what that saves; "" where each has a launch of its own."""
+    from .backend_cute.lower import lower, lower_backward
     from .backend_cute.together import report
     from .passes.state import nominal
 
-    return "\n".join(report(lower(plan), nominal(plan.program)))
+    chosen = plan.derived.backward if backward and plan.derived else plan
+    saved = frozenset(t.name for t in plan.derived.residuals) if backward and plan.derived else frozenset()
+    return "\n".join(report(lower_backward(plan) if backward else lower(plan), nominal(chosen.program), saved))
 
 
 def stages() -> tuple[str, ...]:

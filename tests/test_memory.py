@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from test_laws import WRITTEN, only  # noqa: E402
 
 from coda_lang import gradcheck, passes  # noqa: E402
-from coda_lang.backend_cute import configs, host, selfcheck, spec  # noqa: E402
+from coda_lang.backend_cute import configs, host, selfcheck, spec, together  # noqa: E402
 from coda_lang.backend_cute.binding import Binding  # noqa: E402
 from coda_lang.backend_cute.derivative import extents as sizes_of  # noqa: E402
 from coda_lang.ir.kernels import Plan  # noqa: E402
@@ -56,6 +56,11 @@ class Idle:
         return [lambda *_, name=kernel.name: self.held.__setitem__(name, self.watch.now) for kernel, _ in wanted]
 
 
+@pytest.fixture(autouse=True)
+def one_gemm_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "MOST", 1)
+
+
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return passes.trained(only(SIZED))
@@ -85,6 +90,15 @@ def test_the_host_holds_what_the_plan_says(plan: Plan, monkeypatch: pytest.Monke
         assert size <= idle.held[kernel] <= 1.05 * size + 64 * 1024, f"{kernel}: partial results and vectors apart, no more is held"
     most = peak(plan)
     assert most is not None and idle.watch.most <= 1.05 * most.total + 64 * 1024
+
+
+def test_launches_of_several_hold_little_more(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = peak(plan)
+    for gemms in (1, 4):
+        monkeypatch.setattr(together, "MOST", gemms)
+        idle, _ = run_backward(plan, monkeypatch, owned=True)
+        assert any("+" in name for name in idle.held) == (gemms > 1)
+        assert most is not None and idle.watch.most <= together.MEMORY * 1.05 * most.total + 64 * 1024
 
 
 def test_saved_tensors_stay_where_somebody_else_holds_them(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

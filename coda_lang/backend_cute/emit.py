@@ -19,7 +19,7 @@ from ..ir.kernels import Gemm, Kernel, Plan, Reduce, Sink
 from ..passes.report import contract
 from ..passes.state import extents, signature
 from . import spec
-from .lower import lower, lower_saving, phase_name
+from .lower import lower, lower_backward, lower_saving, phase_name
 from .text import WIDTH, Raw, body, call, constant, literal, public, returns, safe, scalar
 
 
@@ -103,7 +103,7 @@ def _program(plan: Plan, names: Names, alias: str, runtime: str) -> str:
             more["saving"], found, text = _kernels(derived.saving, lower_saving(plan), names, alias, title, [])
             functions, blocks = functions + found, blocks + text
         backward = derived.backward
-        more["backward"], found, text = _kernels(backward, lower(backward), names, alias, signature(backward.program), [])
+        more["backward"], found, text = _kernels(backward, lower_backward(plan), names, alias, signature(backward.program), [])
         functions, blocks = functions + found, blocks + text
         more = {k: Raw(str(v)) for k, v in more.items()}
         more |= {"residuals": tuple(t.name for t in derived.residuals)} if derived.residuals else {}

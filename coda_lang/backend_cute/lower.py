@@ -31,6 +31,13 @@ def lower_saving(plan: k.Plan) -> s.Program:
     return together(records(plan.derived.saving), nominal(plan.derived.saving.program), [records(plan)])
 
 
+def lower_backward(plan: k.Plan) -> s.Program:
+    """The records of a program's derivative."""
+    assert plan.derived is not None
+    backward, saved = plan.derived.backward, frozenset(t.name for t in plan.derived.residuals)
+    return together(records(backward), nominal(backward.program), saved=saved)
+
+
 def records(plan: k.Plan) -> s.Program:
     """The records of one program, one Gemm a launch."""
     program = plan.program

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
-from math import inf
+from math import inf, prod
 
 from . import configs, spec
 from .prune import written
@@ -21,6 +21,7 @@ from .prune import written
 LAUNCH_CYCLES = 3500.0  # from the last tile of one kernel to the first of the next: 2 microseconds, estimated
 MARGIN = 0.02  # of their time apart, what two launches must save together
 MARGIN_SHARED = 0.01  # of the shorter one's, where they read the same matrix, which the second may find in the cache
+MEMORY = 1.1  # times what the program holds at most with one Gemm a launch: more may not be held
 MOST = 4  # Gemms in a launch: each is a loop of its own in every role
 
 Extents = Mapping[str, int]
@@ -47,15 +48,19 @@ class Gain:
         return self.saved > (MARGIN_SHARED * min(self.apart) if self.shared else MARGIN * sum(self.apart))
 
 
-def together(program: spec.Program, extents: Extents, variants: Sequence[spec.Program] = ()) -> spec.Program:
-    """The program with the Gemms together that should be. `variants` (see `alike`) must be able to run the same ones together.
+def together(
+    program: spec.Program, extents: Extents, variants: Sequence[spec.Program] = (), saved: frozenset[str] = frozenset()
+) -> spec.Program:
+    """The program with the Gemms together that should be, at most `MEMORY` of what is held else.
+
+    `variants` (see `alike`) must be able to run the same ones together. `saved` are inputs that are dropped after their last reader.
 
     A program with loops stays as it is: what is launched for every chunk has an order of its own.
     """
     if any(p.loops for p in (program, *variants)):
         return program
     programs = [list(p.kernels) for p in (program, *variants)]
-    cost = costs(extents)
+    cost, room = costs(extents), [MEMORY * peak(launches, extents, saved) for launches in programs]
     while True:
         waits = [_after(launches) for launches in programs]
         pairs = combinations([k for k in programs[0] if any(gemm.products for gemm in spec.gemms(k))], 2)
@@ -65,10 +70,13 @@ def together(program: spec.Program, extents: Extents, variants: Sequence[spec.Pr
             if len(spec.gemms(a) + spec.gemms(b)) <= MOST and all(map(_may, programs, waits, [a] * len(waits), [b] * len(waits)))
             if (gain := measured((spec.gemms(a), spec.gemms(b)), cost)) is not None and gain.worthwhile
         ]
-        if not found:
+        for _, a, b in sorted(found, key=lambda x: (bool(x[0].shared), x[0].saved), reverse=True):
+            merged = [_merged(launches, before, a, b) for launches, before in zip(programs, waits)]
+            if all(peak(launches, extents, saved) <= most for launches, most in zip(merged, room)):
+                programs = merged
+                break
+        else:
             return replace(program, kernels=tuple(programs[0]))
-        _, a, b = max(found, key=lambda x: (bool(x[0].shared), x[0].saved))
-        programs = [_merged(launches, before, a, b) for launches, before in zip(programs, waits)]
 
 
 def alike(program: spec.Program, whole: spec.Program) -> spec.Program:
@@ -104,17 +112,19 @@ def _operands(gemms: Gemms) -> set[spec.Matrix]:
     return {m for gemm in gemms for p in gemm.products for m in (p.a, *p.b)}
 
 
-def report(program: spec.Program, extents: Extents) -> list[str]:
-    """A paragraph for each launch of several, for people."""
+def report(program: spec.Program, extents: Extents, saved: frozenset[str] = frozenset()) -> list[str]:
+    """A paragraph for each launch of several, for people; and what they hold more than without."""
     lines, cost = [], costs(extents)
     for launch in spec.launches(program):
         gain = measured([(gemm,) for gemm in launch.gemms], cost) if isinstance(launch, spec.Together) else None
         if gain is not None:
             names = ", ".join(gemm.name for gemm in spec.gemms(launch))
             lines.append(f"one launch: {names}" + (f", which share {', '.join(gain.shared)}" if gain.shared else ""))
-            tiles, apart = configs.choose(launch, extents).key, sum(gain.apart)
-            lines.append(f"  {gain.together / 1e3:.0f} thousand cycles with tiles {tiles}, {apart / 1e3:.0f} in launches of their own")
-    return lines
+            tiles, alone = configs.choose(launch, extents).key, sum(gain.apart)
+            lines.append(f"  {gain.together / 1e3:.0f} thousand cycles with tiles {tiles}, {alone / 1e3:.0f} in launches of their own")
+    held = peak(program.kernels, extents, saved)
+    apart = peak([part for kernel in program.kernels for part in spec.members(kernel)], extents, saved)
+    return [*lines, f"  memory held at most: {held / 1e6:.1f} MB, {apart / 1e6:.1f} in launches of their own"] if held > apart else lines
 
 
 # --- what may run together ---------------------------------------------------------------------------------------------
@@ -143,18 +153,23 @@ def _variants(launches: Sequence[spec.Kernel], a: spec.Kernel, b: spec.Kernel) -
 
 
 def _may(launches: Sequence[spec.Kernel], waits: Waits, a: spec.Kernel, b: spec.Kernel) -> bool:
-    """Does neither wait for the other, and does no intermediate live longer for it?"""
-    found = _variants(launches, a, b)
-    names = [launches[i].name for i in found]
-    return not any(one in waits[other] for one in names for other in names) and (len(found) < 2 or not _held(launches, waits, *found))
+    """Does neither wait for the other?"""
+    names = [launches[i].name for i in _variants(launches, a, b)]
+    return not any(one in waits[other] for one in names for other in names)
 
 
-def _held(launches: Sequence[spec.Kernel], waits: Waits, first: int, last: int) -> bool:
-    """Would the first launch, run as late as the last, hold an intermediate that nothing else reads until then?"""
-    until = max((i for i in range(first + 1, last) if launches[i].name in waits[launches[last].name]), default=first)
-    read = {t.name for t in launches[first].tensors if t.role == "temp"} - written(launches[first])
-    later = {t.name for kernel in launches[until:] if kernel is not launches[first] for t in kernel.tensors}
-    return until > first and bool(read - later)
+def peak(launches: Sequence[spec.Kernel], extents: Extents, saved: frozenset[str] = frozenset()) -> int:
+    """Bytes held while the launch that holds most runs: results to the end, `saved` inputs until they were read last, no other inputs."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    size: dict[str, int] = {}
+    for i, kernel in enumerate(launches):
+        for t in kernel.tensors:
+            first.setdefault(t.name, 0 if t.role == "in" else i)
+            last[t.name] = len(launches) if t.role == "out" else i
+            counts = t.role in ("temp", "out") or t.name in saved
+            size[t.name] = configs.BYTES[t.dtype] * prod(spec.product(mode, extents) for mode in t.modes) if counts else 0
+    return max((sum(size[n] for n in size if first[n] <= i <= last[n]) for i in range(len(launches))), default=0)
 
 
 def _merged(launches: list[spec.Kernel], waits: Waits, a: spec.Kernel, b: spec.Kernel) -> list[spec.Kernel]:
