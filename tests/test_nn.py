@@ -263,6 +263,26 @@ def test_all_labels_ignored_is_a_loss_of_0_with_gradients_of_0():
     assert out.loss == 0 and all(p.grad is not None and not p.grad.any() for p in model.parameters())
 
 
+@both
+def test_no_tokens_and_one_token(family):
+    """Row 3 of the known failures: empty outputs, gradients of zeros."""
+    model, _, ids = pair(family)
+    for some in (ids[:, :0], ids[:0], ids[:1, :1]):
+        model.zero_grad()
+        out = model(some, labels=some, return_logits=True)
+        out.loss.backward()
+        assert out.logits.shape == (*some.shape, 203) and out.loss == 0
+        assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+def test_calls_that_do_not_fit_are_refused():
+    model, _, ids = pair("gpt2")
+    for wrong, code in (((ids[0],), "C0702"), ((ids.float(),), "C0702"), ((ids, ids[:, 1:]), "C0707"), ((ids.repeat(1, 3),), "C0707")):
+        with pytest.raises(coda_lang.CodaError, match=code) as raised:
+            model(*wrong)
+        assert all(d.help for d in raised.value.diagnostics)
+
+
 def test_another_ignore_index():
     model, plain, ids = pair("llama")
     other = nn.LlamaForCausalLM(SMALL, ignore_index=7)

@@ -26,8 +26,8 @@ def mask_of(given: Tensor | None, shape: torch.Size) -> Tensor | None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, shape: torch.Size, head_dim: int, mask: Tensor | None) -> Tensor:
-    """[batch · rows, heads · head_dim], from q, k, v of any dims with that many elements a row; heads of k and v may be fewer."""
-    q, k, v = (t.view(*shape, -1, head_dim).transpose(1, 2) for t in (q, k, v))
+    """[batch · rows, heads · head_dim], from q, k, v [batch · rows, heads, …]; heads of k and v may be fewer."""
+    q, k, v = (t.view(*shape, t.shape[1], head_dim).transpose(1, 2) for t in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     a = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
-    return a.transpose(1, 2).reshape(shape.numel(), -1)
+    return a.transpose(1, 2).reshape(shape.numel(), q.shape[1] * head_dim)

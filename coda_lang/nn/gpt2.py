@@ -74,13 +74,14 @@ class GPT2Model(nn.Module):
         mask = mask_of(attention_mask, shape)
         blocks = list(self.h)
         check_whole(blocks[0])
-        x = F.embedding(input_ids.flatten(), self.wte.weight) + F.embedding(positions(input_ids, position_ids), self.wpe.weight)
+        places = positions(input_ids, position_ids, self.config.n_positions)
+        x = F.embedding(input_ids.flatten(), self.wte.weight) + F.embedding(places, self.wpe.weight)
         q, k, v = run.pre(x, *_before(blocks[0]))
         for here, following in zip(blocks, blocks[1:]):
             a = attend(q, k, v, shape, hd, mask)
             x, q, k, v = run.layer(a, x, *_behind(here), *_before(following))
         h = run.post(attend(q, k, v, shape, hd, mask), x, *_behind(blocks[-1]), *_both(self.ln_f))
-        return h.view(*shape, -1)
+        return h.view(*shape, h.shape[-1])
 
     @property
     def last_path(self) -> str | None:

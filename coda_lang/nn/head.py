@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backend_cute.errors import OPTION, refuse
+from ..backend_cute.errors import EXTENT, OPTION, refuse
 from .weights import Programs
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -63,11 +63,14 @@ def output(
     h = hidden.flatten(0, 1)
     if labels is None:
         z = run.head(h, weight, _nothing(h, ignore_index), outputs="z")
-        return CausalLMOutput(logits=z.view(*hidden.shape[:-1], -1))
-    target = F.pad(labels[:, 1:], (0, 1), value=ignore_index)
+        return CausalLMOutput(logits=z.view(*hidden.shape[:-1], z.shape[-1]))
+    if labels.shape != hidden.shape[:-1]:
+        text = f"labels of shape {list(labels.shape)}, and ids of shape {list(hidden.shape[:-1])}"
+        raise refuse(EXTENT, text, help="pass the ids themselves, with ignore_index where a token is not to be learnt")
+    target = F.pad(labels, (0, 1), value=ignore_index)[:, 1:]
     if return_logits:
         each, z = run.head(h, weight, target.reshape(-1))
-        logits: Any = z.view(*hidden.shape[:-1], -1)
+        logits: Any = z.view(*hidden.shape[:-1], z.shape[-1])
     else:
         each, logits = _loss(run, h, weight, target.reshape(-1), keep_logits), None
     return CausalLMOutput(reduced(each, target, reduction, ignore_index), logits)

@@ -81,7 +81,7 @@ class LlamaModel(nn.Module):
             a = attend(q, k, v, shape, hd, mask)
             x, q, k, v = run.layer(a, x, *_behind(here), *_before(following), *angle)
         h = run.post(attend(q, k, v, shape, hd, mask), x, *_behind(layers[-1]), self.norm.weight)
-        return h.view(*shape, -1)
+        return h.view(*shape, h.shape[-1])
 
     @property
     def last_path(self) -> str | None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import torch_api
-from ..backend_cute.errors import KIND, refuse
+from ..backend_cute.errors import EXTENT, KIND, refuse
 from ..backend_cute.function import Function
 
 FOLDER = Path(__file__).parent / "programs"
@@ -92,10 +92,16 @@ def _compiled(path: Path, extents: tuple[tuple[str, int], ...], params: tuple[tu
     return vars(found) if isinstance(found, SimpleNamespace) else {found.program.name: found}
 
 
-def positions(ids: Tensor, given: Tensor | None) -> Tensor:
-    """The position of every token, as the programs take it: i32, one a row."""
+def positions(ids: Tensor, given: Tensor | None, most: int | None = None) -> Tensor:
+    """The position of every token, as the programs take it: i32, one a row. Raises CallError for ids that are none, or too many."""
+    if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64):
+        text = f"input_ids of shape {list(ids.shape)} and dtype {ids.dtype}, expected [batch, rows] of integers"
+        raise refuse(KIND, text, help="pass ids[None] for a single sequence")
     batch, rows = ids.shape
     if given is None:
+        if most is not None and rows > most:
+            help = f"pass at most {most} tokens a sequence"
+            raise refuse(EXTENT, f"{rows} tokens a sequence, and the model has embeddings of {most} positions", help=help)
         return torch.arange(rows, dtype=torch.int32, device=ids.device).repeat(batch)
     return given.expand(batch, rows).reshape(-1).to(torch.int32)
 
