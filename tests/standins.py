@@ -48,7 +48,7 @@ class StandIns:
                 extents |= chunk_extents(self.chunked[kernel.name], kernel, tensors, integers, extents)
             assert integers == tuple(extents[e] for e in kernel.extents)
             for record, t in zip(kernel.tensors, tensors, strict=True):
-                assert t.dtype == torch_fns.DTYPES[record.dtype] and t.data_ptr() % 16 == 0 and t.numel() > 0
+                assert t.dtype == torch_fns.DTYPES[record.dtype] and t.data_ptr() % layout.alignment(record) == 0 and t.numel() > 0
                 if record.role == "work" or isinstance(kernel, s.Finish):
                     assert t.is_contiguous()
                 elif record.modes:

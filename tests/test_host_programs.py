@@ -65,3 +65,38 @@ def test_program_by_the_host(name, emitted, monkeypatch):
             room.check(fn.program.name, *tensors)
             checked += 1
     assert checked >= 3
+
+
+ELEMENTS = """
+program p(x: bf16[m, d], w: bf16[n, d], s: bf16[m, l=3], c: f32[n], i: i64[m]) -> (y: bf16[m, n])
+a, b, e = s
+y = (x @ w) * a + b * c + e * i
+"""
+
+
+def test_what_is_read_by_elements_is_never_copied(monkeypatch, tmp_path):
+    """Vectors and few lanes, whatever their strides but the last, wherever they begin; row 5 of known failures for those."""
+    monkeypatch.setattr(host, "allocate", rows.poisoning)
+    (tmp_path / "p.py").write_text(driver.emit(ELEMENTS))
+    (fn,) = load.functions_of(load.import_file(tmp_path / "p.py"))
+    gen = torch.Generator().manual_seed(0)
+    x, w = torch.randn(9, 16, generator=gen).bfloat16(), torch.randn(24, 16, generator=gen).bfloat16()
+    wide = torch.randn(9, 7, generator=gen).bfloat16()
+    ways = {
+        "contiguous": wide[:, :3].contiguous(),
+        "a part of wider rows": wide[:, :3],
+        "from the second column": wide[:, 1:4],
+        "every other row": torch.randn(18, 3, generator=gen).bfloat16()[::2],
+        "one row for all": torch.randn(1, 3, generator=gen).bfloat16().expand(9, 3),
+    }
+    for name, s in ways.items():
+        tensors = (x, w, s, torch.randn(25, generator=gen)[1:], torch.arange(10)[1:])
+        binding = bind(fn.program, arguments.shapes(tensors))
+        plan = host.plan(fn.program, binding, tensors, x.device, standins.StandIns(fn.functions, binding.extents, fixed(fn.program)))
+        assert plan.copies == [], name
+        torch.testing.assert_close(plan.run(tensors)[0], fn.reference(*tensors), rtol=2e-2, atol=1e-2)
+    transposed = torch.randn(3, 9, generator=gen).bfloat16().T
+    binding = bind(fn.program, arguments.shapes((x, w, transposed, tensors[3], tensors[4])))
+    given = (x, w, transposed, *tensors[3:])
+    plan = host.plan(fn.program, binding, given, x.device, standins.StandIns(fn.functions, binding.extents, fixed(fn.program)))
+    assert plan.copies == ["input 's' is copied: the stride of axis 'l' is 9, not 1"]

@@ -153,7 +153,7 @@ def dims(
     if tensor.name in layout.packed_tensors(kernel) and len(strides) > 1:
         shape[-1] = strides[-2] = 2
     plain = tensor.role == "work" or (isinstance(kernel, spec.Finish) and tensor.name in kernel.outputs)
-    return tuple(shape), tuple(strides), 1 if plain else max(layout.ALIGNMENT // BYTES[tensor.dtype], 1)
+    return tuple(shape), tuple(strides), 1 if plain or tensor.loose else max(layout.ALIGNMENT // BYTES[tensor.dtype], 1)
 
 
 def compile_job(job: Job, path: Path) -> None:
@@ -178,7 +178,7 @@ def compile_job(job: Job, path: Path) -> None:
             DTYPES[tensor.dtype],
             tuple(cute.sym_int() if n is None else n for n in shape),
             stride=tuple(cute.sym_int64(divisibility=divisor) if n is None else n for n in strides),
-            assumed_align=layout.ALIGNMENT,
+            assumed_align=layout.alignment(tensor),
         )
 
     with tempfile.TemporaryDirectory() as folder:

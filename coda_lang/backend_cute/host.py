@@ -219,7 +219,7 @@ class _Planner(Looping, Working):
             return self._view(self.work[record.name], shape, layout.contiguous(shape))
         source = self.home[record.name]
         packed = record.name in layout.packed_tensors(kernel)
-        key = (record.name, record.modes, packed)
+        key = (record.name, record.modes, packed, record.loose)
         if key not in self.operands:
             self.operands[key] = self._usable(source, record, packed)
         return self.operands[key]
@@ -228,7 +228,7 @@ class _Planner(Looping, Working):
         """Can a kernel use a tensor as it is?"""
         if not record.modes:
             address = self.address[source]
-            return layout.Verdict() if address % layout.ALIGNMENT == 0 else layout.judge(record, packed, (), (), address)
+            return layout.Verdict() if address % layout.alignment(record) == 0 else layout.judge(record, packed, (), (), address)
         view = self._as_modes(source, record)
         if view is None:
             return layout.Verdict(reason="its axes lie in an order that no view can merge")
@@ -253,7 +253,7 @@ class _Planner(Looping, Working):
     def _target(self, kernel: spec.Gemm | spec.Finish, record: spec.Tensor) -> int:
         """The slot of an output as the kernel writes it."""
         packed = record.name in layout.packed_tensors(kernel)
-        key = (record.name, record.modes, packed)
+        key = (record.name, record.modes, packed, record.loose)
         if key not in self.operands:
             self.operands[key] = self._result(kernel, record, packed)
         return self.operands[key]

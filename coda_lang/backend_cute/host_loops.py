@@ -13,7 +13,7 @@ from typing import Any
 
 from . import loops, spec
 from .binding import Binding
-from .layout import ALIGNMENT
+from .layout import alignment
 from .prune import written
 
 Shape = tuple[int, ...]
@@ -152,7 +152,7 @@ class Looping:
         """Where a kernel writes its part of a tensor: the part itself, or a buffer that is copied there before the next chunk."""
         place = self.home[record.name] = self.places[record.name]
         view = self._as_modes(place, record)
-        if isinstance(kernel, spec.Finish) and view is not None and self.address[place] % ALIGNMENT == 0:
+        if isinstance(kernel, spec.Finish) and view is not None and self.address[place] % alignment(record) == 0:
             return self._view(place, tuple(view.shape) or (1,), view.stride() or (1,))
         if not isinstance(kernel, spec.Finish) and not self._judged(place, record, packed).reason:
             return self._usable(place, record, packed)

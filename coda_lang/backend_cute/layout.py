@@ -1,9 +1,9 @@
 """Judges whether a kernel can use a tensor's strides as they are, and chooses strides where it cannot.
 
 In: a `spec.Tensor`, the shape of its modes, strides in elements, the address. Out: `Verdict`: usable strides, or why not; `pitched`.
-Rule: the last mode has stride 1, every other a multiple of 16 bytes that is not 0, the address is a multiple of 16 bytes; of a packed
-tensor the pair is contiguous and the mode before it has stride 2. A mode of extent 1 may have any stride: it is never used, so it is
-replaced by a legal one. Pure arithmetic: needs no torch.
+Rule: the last mode has stride 1; of a tensor that its kernel touches by elements alone (`loose`) that is all. Of any other, strides but the
+last are multiples of 16 bytes and not 0, and so is the address; of a packed tensor the pair is contiguous and the mode before it has
+stride 2. A mode of extent 1 may have any stride: it is never used, so it is replaced by a legal one. Pure arithmetic: needs no torch.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def judge(record: spec.Tensor, packed: bool, shape: Shape, strides: Shape, addre
     if 0 in shape:
         return Verdict(pitched(record, packed, shape))
     width = BYTES[record.dtype]
-    if address % ALIGNMENT:
-        return Verdict(reason=f"its address is not a multiple of {ALIGNMENT} bytes")
+    if address % alignment(record):
+        return Verdict(reason=f"its address is not a multiple of {alignment(record)} bytes")
     chosen = list(strides)
     for i in reversed(range(len(shape))):
         inner = len(shape) - 1 - i
@@ -53,11 +53,18 @@ def judge(record: spec.Tensor, packed: bool, shape: Shape, strides: Shape, addre
             chosen[i] = exact or pitched(record, packed, shape)[i]
         elif exact is not None and strides[i] != exact:
             return Verdict(reason=f"the stride of {_mode(record, i)} is {strides[i]}, not {exact}")
+        elif record.loose:
+            continue
         elif exact is None and (strides[i] == 0 or strides[i] * width % ALIGNMENT):
             return Verdict(reason=f"the stride of {_mode(record, i)} is {strides[i] * width} bytes, not a multiple of {ALIGNMENT} above 0")
         elif strides[i] * width >= MAX_PITCH:
             return Verdict(reason=f"the stride of {_mode(record, i)} is {strides[i] * width} bytes, more than a tile load can step")
     return Verdict(tuple(chosen))
+
+
+def alignment(record: spec.Tensor) -> int:
+    """What a tensor's address is a multiple of, in bytes."""
+    return BYTES[record.dtype] if record.loose else ALIGNMENT
 
 
 def contiguous(shape: Shape) -> Shape:

@@ -6,6 +6,7 @@ Non-goals: the text of scalar functions and references (`emit`), choices of orde
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import lcm, prod
 
 from .. import ops
@@ -45,7 +46,7 @@ def records(plan: k.Plan) -> s.Program:
     roles = {t.name: "in" for t in program.inputs} | {t.name: "temp" for t in plan.temps} | {o.tensor.name: "out" for o in program.outputs}
     for part in plan.parts:
         for kernel in part.launched:
-            made = _Lowering(part, kernel, roles).kernel()
+            made = _loosened(_Lowering(part, kernel, roles).kernel())
             if isinstance(made, s.Gemm) and not configs.offered(made):
                 raise CodaError([_too_wide(plan, made)])
             lowered.append(made)
@@ -63,6 +64,16 @@ def records(plan: k.Plan) -> s.Program:
     return s.Program(
         program.name, inputs, outputs, sizes, tuple(lowered), requires, source, program.nominal, equal, temps, plan.same, loops
     )
+
+
+def _loosened(kernel: s.Kernel) -> s.Kernel:
+    """The kernel with a mark on tensors that it touches element by element."""
+    tiles: set[str] = set()
+    if isinstance(kernel, s.Gemm):
+        matrices = [m for p in kernel.products for m in (p.a, *p.b)]
+        matrices += [x.matrix for x in (*kernel.ports, *kernel.sinks) if isinstance(x, (s.Tile, s.Store))]
+        tiles = {m.tensor for m in matrices}
+    return replace(kernel, tensors=tuple(replace(t, loose=t.role != "work" and t.name not in tiles) for t in kernel.tensors))
 
 
 def _loop(plan: k.Plan, loop: k.Loop) -> s.Loop:

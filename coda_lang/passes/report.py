@@ -85,6 +85,13 @@ def _between(plan: Plan, part: Plan) -> list[str]:
     return lines
 
 
+def _in_tiles(plan: Plan, tensor: str) -> bool:
+    """Is the tensor an operand, or loaded or stored in tiles, by any kernel?"""
+    ports = (x for p in plan.parts for k in p.launched if isinstance(k, Gemm) for x in (*k.ports, *k.sinks))
+    tiles = {x.access.tensor for x in ports if isinstance(x, Store) or isinstance(x, Read) and x.tile}
+    return tensor in tiles or any(_multiplied(p, tensor) for p in plan.parts)
+
+
 def _multiplied(part: Plan, tensor: str) -> bool:
     """Is the tensor an operand of the stage's product?"""
     return any(o.tensor == tensor for k in part.kernels if isinstance(k, Gemm) for p in k.products for o in (p.a, *p.b))
@@ -196,9 +203,8 @@ def contract(plan: Plan) -> list[str]:
             lines.append(f"{t.name}: copied at every call ({layouts[0].copy}); stored as {_stored(layouts[0].modes)} it would not be")
         elif layouts[0].modes and any(len(m) > 0 for m in layouts[0].modes) and len(layouts[0].modes) > 1:
             last = layouts[0].modes[-1]
-            lines.append(
-                f"{t.name}: used as it is if {' x '.join(last)} is contiguous and other strides are multiples of 16 bytes, else copied"
-            )
+            others = " and other strides are multiples of 16 bytes" if _in_tiles(plan, t.name) else ""
+            lines.append(f"{t.name}: used as it is if {' x '.join(last)} is contiguous{others}, else copied")
     merged = [m for x in plan.layouts for m in x.modes if len(m) > 1]
     for m in dict.fromkeys(merged):
         lines.append(f"{listed(m)} may arrive merged into one" if sum(size[a] is None for a in m) <= 1 else f"{listed(m)} are used as one")
