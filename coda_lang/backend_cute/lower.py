@@ -66,7 +66,7 @@ def records(plan: k.Plan) -> s.Program:
     )
 
 
-def _loosened(kernel: s.Kernel) -> s.Kernel:
+def _loosened(kernel: s.Gemm | s.Finish) -> s.Gemm | s.Finish:
     """The kernel with a mark on tensors that it touches element by element."""
     tiles: set[str] = set()
     if isinstance(kernel, s.Gemm):
