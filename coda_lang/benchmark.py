@@ -64,14 +64,15 @@ def reports(fn: Any, extents: Mapping[str, int], seed: int = 0) -> list[Report]:
         help = "`codac plan FILE` tells bytes and FLOPs without one"
         raise refuse(ARCHITECTURE, "measuring needs a Hopper GPU, and torch finds none", help=help)
     inputs = selfcheck.inputs(fn.program, dict(extents), seed, "cuda")
-    found = [_report(fn, fn.program.name, inputs, extents, [(fn.program, inputs)], lambda: fn(*inputs), lambda: _written(fn, inputs))]
+
+    def written() -> Any:
+        with torch.no_grad():
+            return fn.reference(*inputs, library=eager.Eager())
+
+    found = [_report(fn, fn.program.name, extents, [(fn.program, inputs)], lambda: fn(*inputs), written)]
     if fn.backward is not None:
         found.append(_training(fn, inputs, extents))
     return found
-
-
-def _written(fn: Any, inputs: list[Any]) -> Any:
-    return fn.reference(*inputs, library=eager.Eager())
 
 
 def _training(fn: Any, inputs: list[Any], extents: Mapping[str, int]) -> Report:
@@ -85,22 +86,19 @@ def _training(fn: Any, inputs: list[Any], extents: Mapping[str, int]) -> Report:
     cotangents = {o: torch.randn_like(known[o]) for o, _ in fn.cotangents}
     known |= {c: cotangents[o] for o, c in fn.cotangents}
 
-    def training(call: Callable[..., Any]) -> Callable[[], Any]:
-        def run() -> Any:
-            result = call()
-            results = dict(zip([o.name for o in fn.program.outputs], result if isinstance(result, tuple) else (result,)))
-            return torch.autograd.grad([results[o] for o in cotangents], wanted, [cotangents[o] for o in cotangents], allow_unused=True)
-
-        return run
+    def training() -> Any:
+        result = fn(*leaves)
+        results = dict(zip([o.name for o in fn.program.outputs], result if isinstance(result, tuple) else (result,)))
+        return torch.autograd.grad([results[o] for o in cotangents], wanted, [cotangents[o] for o in cotangents], allow_unused=True)
 
     parts = [(saving, inputs), (fn.backward, [known[a.name] for a in fn.backward.inputs])]
-    name = f"{fn.program.name} with gradients"
-    return _report(fn, name, inputs, extents, parts, training(lambda: fn(*leaves)), training(lambda: _written(fn, leaves)))
+    return _report(fn, f"{fn.program.name} with gradients", extents, parts, training)
 
 
 def _report(
-    fn: Any, name: str, inputs: list[Any], extents: Mapping[str, int], parts: list, ours: Callable[[], Any], written: Callable[[], Any]
+    fn: Any, name: str, extents: Mapping[str, int], parts: list, ours: Callable[[], Any], written: Callable[[], Any] | None = None
 ) -> Report:
+    """`parts` are the programs that run, with their inputs; `written` is the program as written, where torch can run it too."""
     began = time.perf_counter()
     ours()
     torch.cuda.synchronize()
@@ -110,11 +108,12 @@ def _report(
     if len(parts) == 1:
         calls |= {"coda_lang in a graph": timing.graph(ours)}
     peak = {method: _peak(call) for method, call in calls.items()}
-    try:
-        peak["as written, eager"] = _peak(written)
-        calls["as written, eager"] = written
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
+    if written is not None:
+        try:
+            peak["as written, eager"] = _peak(written)
+            calls["as written, eager"] = written
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
     ms = timing.medians(timing.interleaved(calls))
     roofs = tuple(roof for program, plan, values in plans for roof in _roofs(program, plan, values))
     about = {"torch": torch.__version__, **versions()}

@@ -383,7 +383,49 @@ def test_without_the_dsl_the_error_says_what_to_install(folder: Path, monkeypatc
     assert code(problem) == errors.TOOLS and "nvidia-cutlass-dsl" in str(problem.value)
 
 
+@pytest.fixture(autouse=True)
+def own_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of one test serve no other."""
+    monkeypatch.setattr(worker, "_SHARED", worker._Shared())
+
+
 def test_a_worker_that_dies_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(InternalError, match="ended with status 1"):
         compiler.object_for(VECTOR, None, FUNCTIONS)
+
+
+def test_workers_serve_again_until_the_environment_changes(monkeypatch):
+    """Importing the DSL takes seconds: the kernels of a backward go to the workers of the forward."""
+
+    class Asked:
+        made = 0
+
+        def __init__(self):
+            Asked.made += 1
+            self.environment, self.alive, self.stopped = dict(os.environ), True, False
+
+        def fits(self):
+            return self.alive and self.environment == dict(os.environ)
+
+        def ask(self, question):
+            return ("done",)
+
+        def stop(self):
+            self.stopped = True
+
+    monkeypatch.setattr(worker, "_Worker", Asked)
+    for _ in range(2):
+        with worker.shared(1) as pool:
+            pool.run(None, Path())
+    assert Asked.made == 1
+    monkeypatch.setenv("CC", "another")
+    with worker.shared(1) as pool:
+        pool.run(None, Path())
+    assert Asked.made == 2
+    worker._SHARED.clock.cancel()
+    worker._SHARED.idle()
+    with worker.shared(1) as pool:
+        pool.run(None, Path())
+    assert Asked.made == 3, "an idle pool is empty"
+    worker._SHARED.clock.cancel()

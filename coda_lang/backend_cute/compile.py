@@ -28,7 +28,7 @@ from typing import Any
 from . import cache, errors, layout, manifest, spec
 from .configs import BYTES, offered
 from .functions_source import source_of
-from .worker import Pool
+from .worker import shared
 
 ARCHITECTURES = ("sm_90a",)
 ENTRY = "launch"
@@ -97,13 +97,18 @@ def objects_for(jobs: Iterable[Job], workers: int | None = None, done: Callable[
     found = {j: cache.find(j.key) for j in jobs}
     missing = [j for j, path in found.items() if path is None]
     if missing:
-        count = min(len(missing), workers or os.cpu_count() or 1)
-        with Pool(count) as pool, ThreadPoolExecutor(count) as threads:
+        count = min(len(missing), workers or cores())
+        with shared(count) as pool, ThreadPoolExecutor(count) as threads:
             made = threads.map(lambda j: cache.entry(j.key, lambda path: pool.run(j, path)), missing)
             for n, (j, made_path) in enumerate(zip(missing, made), len(found) - len(missing) + 1):
                 found[j] = made_path
                 done(n)
     return [path for j in jobs if (path := found[j]) is not None]
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:

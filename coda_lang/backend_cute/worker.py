@@ -1,12 +1,14 @@
 """Processes that compile: run as `python -m coda_lang.backend_cute.worker`, they take pickled jobs on standard input and answer each.
 
 In: `compile.Job`s (anything with `run(path)`) and the path each object goes to. Out: the objects; an error in a worker is raised in the
-caller. `Pool` keeps a fixed number of workers, started when first needed. A worker that dies takes its job with it, not the pool.
+caller. `Pool` keeps a number of workers, started when first needed. A worker that dies takes its job with it, not the pool. `shared` is
+the process's pool: its workers stay for a while, since the kernels of a backward are asked for soon after those of the forward.
 Non-goals: caching, ordering.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import queue
@@ -14,17 +16,21 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..diagnostics.model import CodaError, InternalError
 from . import errors
 
+IDLE = 20.0  # seconds
+
 
 class _Worker:
     """One process."""
 
     def __init__(self) -> None:
+        self.environment = dict(os.environ)
         package_root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH", "")) if p)
         self.process = subprocess.Popen(
@@ -38,6 +44,10 @@ class _Worker:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.noise = [*self.noise[-50:], line]
+
+    def fits(self) -> bool:
+        """Does it live, in the environment of now?"""
+        return self.process.poll() is None and self.environment == dict(os.environ)
 
     def ask(self, question: Any) -> Any:
         """Send a question, wait for the answer. Raises EOFError or OSError where the process has ended."""
@@ -61,16 +71,26 @@ class Pool:
 
     def __init__(self, count: int) -> None:
         self.places: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
-        self.count = count
-        for _ in range(count):
+        self.count = 0
+        self.grow(count)
+
+    def grow(self, count: int) -> None:
+        """Room for at least `count` workers."""
+        for _ in range(self.count, count):
             self.places.put(None)
+        self.count = max(self.count, count)
 
     def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        for _ in range(self.count):
-            worker = self.places.get()
+        self.stop()
+
+    def stop(self) -> None:
+        """Wait for all workers and end them; others start when they are needed."""
+        stopped = [self.places.get() for _ in range(self.count)]
+        self.count = 0
+        for worker in stopped:
             if worker is not None:
                 worker.stop()
 
@@ -78,6 +98,9 @@ class Pool:
         """Compile a job to `path`. Raises what the worker raised: CallError, ValueError (the configuration does not fit), InternalError."""
         worker = self.places.get()
         try:
+            if worker is not None and not worker.fits():
+                worker.stop()
+                worker = None
             worker = worker or _Worker()
             try:
                 kind, *answer = worker.ask((job, path))
@@ -98,6 +121,41 @@ class Pool:
             raise errors.refuse(errors.TOOLS, what, help="pip install nvidia-cutlass-dsl==4.8.1")
         if kind == "failed":
             raise InternalError(f"{job.kernel.name} does not compile:\n{answer[0]}")
+
+
+class _Shared:
+    """The process's pool, how many use it, and the clock that ends idle workers. Workers end by themselves when this process does."""
+
+    def __init__(self) -> None:
+        self.lock, self.pool, self.users, self.clock = threading.Lock(), Pool(0), 0, threading.Timer(0, lambda: None)
+
+    def idle(self) -> None:
+        with self.lock:
+            if self.users == 0:
+                self.pool.stop()
+
+
+_SHARED = _Shared()
+if hasattr(os, "register_at_fork"):  # a child must not talk to its parent's workers
+    os.register_at_fork(after_in_child=lambda: _SHARED.__init__())  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def shared(count: int) -> Iterator[Pool]:
+    """The process's pool, with room for at least `count` workers; they end when nobody has needed them for IDLE seconds."""
+    with _SHARED.lock:
+        _SHARED.clock.cancel()
+        _SHARED.users += 1
+        _SHARED.pool.grow(count)
+    try:
+        yield _SHARED.pool
+    finally:
+        with _SHARED.lock:
+            _SHARED.users -= 1
+            if _SHARED.users == 0:
+                _SHARED.clock = threading.Timer(IDLE, _SHARED.idle)
+                _SHARED.clock.daemon = True
+                _SHARED.clock.start()
 
 
 def serve(questions: BinaryIO, answers: BinaryIO) -> None:
