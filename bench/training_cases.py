@@ -214,12 +214,13 @@ def needed(fn: Any, job: Mapping[str, Any]) -> list[compile.Job]:
     def plan(program: spec.Program, functions: Any, known: Binding) -> None:
         host.plan(program, known, blanks(program.inputs, known.extents), device, Recorder(program, functions, choice, fn.saving))
 
-    plan(fn.program, fn.functions, binding)
+    if job["kind"] != "training":  # a forward without gradients
+        plan(fn.program, fn.functions, binding)
     if fn.backward is not None and job["kind"] != "forward":
         derivative = fn.training(autograd.Eager(fn)).derivative
         for asked in masks(fn, job["kind"]):
             saving, step = derivative.saving([bool(a) for a in asked]), derivative.step(asked, derivative.smooth)
-            if saving.program is not None:
-                plan(saving.program, saving.functions, binding)
+            if saving.program is not None or job["kind"] == "training":
+                plan(saving.program or fn.program, saving.functions, binding)
             plan(step.program, step.functions, Binding(extents(step.program, binding.extents)))
     return list(dict.fromkeys(Recorder.jobs))
