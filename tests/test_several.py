@@ -11,11 +11,14 @@ torch = pytest.importorskip("torch")
 from test_emit import errors, module  # noqa: E402
 from test_passes import SEVERAL  # noqa: E402
 
-from coda_lang import driver, passes  # noqa: E402
+from coda_lang import driver, gradcheck, passes  # noqa: E402
 from coda_lang.backend_cute import spec as s  # noqa: E402
+from coda_lang.backend_cute import torch_fns, twin  # noqa: E402
 from coda_lang.backend_cute.emit import emit  # noqa: E402
 from coda_lang.backend_cute.lower import lower  # noqa: E402
 from coda_lang.diagnostics.catalog import CATALOG  # noqa: E402
+from coda_lang.diagnostics.model import CodaError  # noqa: E402
+from coda_lang.ir import interp  # noqa: E402
 from coda_lang.ir.graph import Program  # noqa: E402
 from coda_lang.ir.kernels import Finish, Gemm, Plan  # noqa: E402
 from coda_lang.source import Source  # noqa: E402
@@ -141,6 +144,62 @@ def test_columns_of_a_map_kernel_are_contiguous() -> None:
 def test_a_sum_over_rows_and_heads_is_finished_in_two_steps() -> None:
     finishers = [k for k in plan("heads summed").kernels if isinstance(k, Finish)]
     assert ("hd",) in [k.axes for k in finishers]
+
+
+LANES = ", ".join(f"a{i}" for i in range(64))
+PAIRS = " + ".join(f"a{2 * i} * a{2 * i + 1}" for i in range(32))
+WIDE = {
+    "64 accumulators": f"forward program p(x: bf16[m, d], w: bf16[f, lane=64, d]) -> (y: bf16[m, f])\n{LANES} = x @ w\ny = {PAIRS}\n",
+    "64 tiles": f"forward program p(x: bf16[m, lane=64, f]) -> (y: bf16[m, f])\n{LANES} = x\ny = {PAIRS}\n",
+}
+BOTH_WAYS = {
+    "a product of a lane's weight": """
+program p(x: bf16[m, d], w: bf16[f, lane=2, d]) -> (y: bf16[m, lane, d])
+g, u = x @ w
+y = matmul[f](silu(g) * u, w)
+""",
+    "a minimum, then a product": """
+program p(x: bf16[m, d], w: bf16[h, e, d], v: bf16[n, e]) -> (y: bf16[m, n])
+y = matmul[e](min[h](x @ w), v)
+""",
+    "a maximum over a run": """
+program p(x: bf16[m, k], w: bf16[head=12, hd=64, k]) -> (y: f32[m, qh], z: bf16[m, kh, hd])
+q, z = split[head -> qh=8, kh=4](x @ w)
+y = max[hd](q)
+""",
+    "64 lanes in a column": """
+program p(x: bf16[m, d], w: bf16[f, lane=64, d], g: f32[lane]) -> (y: bf16[m, f, lane])
+y = rmsnorm[lane](x @ w, g, 1e-5)
+""",
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_what_no_tile_holds_is_done_in_parts(name: str) -> None:
+    program = only(WIDE[name])
+    made = passes.run(program)
+    lower(made)
+    assert len(made.parts) > 1
+    fn, given = gradcheck.function_of(made), gradcheck.inputs(program, gradcheck.default_extents(program))
+    doubles = {name: t.double() for name, t in given.items()}
+    expected = interp.run(program, doubles, torch, "exact")
+    found = twin.run(fn.program, fn.functions, doubles, f=torch_fns.Exact(), extents=gradcheck.default_extents(program))
+    torch.testing.assert_close(found["y"], expected["y"], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_what_runs_forward_runs_backward(name: str) -> None:
+    found = list(gradcheck.check(only(BOTH_WAYS[name]), most=3))
+    assert found and all(f.good for f in found), "\n".join(str(f) for f in found if not f.good)
+
+
+def test_a_refusal_names_the_kernel_that_fails_and_says_why_there_are_several() -> None:
+    packed = ", ".join(f"silu(a{i}) * a{63 - i}" for i in range(64))
+    text = f"{LANES} = x\ny = pack[lane]({packed})\nz = a0 @ w\n"
+    with pytest.raises(CodaError) as e:
+        passes.run(only(f"program p(x: bf16[m, lane=64, d], w: bf16[n, d]) -> (y: bf16[m, lane, d], z: bf16[m, n])\n{text}"))
+    (problem,) = e.value.diagnostics
+    assert problem.code == "C0601" and problem.notes[-1].startswith("the program takes 2 kernels: ")
 
 
 # --- what is said ----------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def _over(e: Eqn) -> tuple[str, ...]:
 
 
 def accumulators(program: Program) -> list[tuple[Var, Eqn, list[Eqn]]]:
-    """Sums of products: (the sum, its equation, the products)."""
+    """Sums of products that have the same axes on each side, which one accumulator can hold: (the sum, its equation, the products)."""
     defs, count = definitions(program), uses(program)
 
     sums: dict[str, list[Eqn]] = {}
@@ -71,9 +71,17 @@ def accumulators(program: Program) -> list[tuple[Var, Eqn, list[Eqn]]]:
         elif e.op == ops.ADD.name:
             parts = [a.name for a in e.args if isinstance(a, Var) and a.ty.axes == e.out.ty.axes and count[a.name] == 1]
             if len(parts) == len(e.args) and all(p in sums for p in parts):
-                sums[e.out.name] = [t for p in parts for t in sums[p]]
+                terms = [t for p in parts for t in sums[p]]
+                if len({_sides(t) for t in terms}) == 1:
+                    sums[e.out.name] = terms
     inner = {a.name for name, found in sums.items() if len(found) > 1 for a in defs[name].args if isinstance(a, Var)}
     return [(defs[name].out, defs[name], found) for name, found in sums.items() if name not in inner]
+
+
+def _sides(product: Eqn) -> frozenset[frozenset[str]]:
+    """The axes that each operand keeps."""
+    over = frozenset(product.attr("axes"))  # type: ignore[call-overload]
+    return frozenset(frozenset(a.ty.axes) - over for a in product.args if isinstance(a, Var))
 
 
 def _factors(program: Program, e: Eqn, problems: list[Diagnostic]) -> tuple[Stored, ...]:

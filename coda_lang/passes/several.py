@@ -18,13 +18,13 @@ from ..ir.graph import Atom, Output, Program, Tensor, Var
 from ..ir.kernels import Plan, Read, Store
 from .anchor import accumulators, anchor
 from .batches import position, why
-from .layout import layout
+from .layout import granule, layout
 from .partition import partition
 from .place import place
 from .simplify import live
 from .stages import Stages, named
 from .stages import cut as cut_program
-from .state import State, nominal
+from .state import MAX_COLUMNS, State, nominal
 
 Pass = Callable[[State], State]
 
@@ -34,22 +34,26 @@ MOST_BYTES = 104 * 1024  # of shared memory, for tiles on their way; the rest is
 
 def cut(state: State) -> State:
     """The pass: a program that one kernel computes stays whole, any other becomes stages. Raises CodaError (C04xx)."""
-    whole: CodaError | None = None
     reasons = why(state.program)  # batched products are launched several times, also alone
-    try:
-        if not reasons:
-            _kernel(state)
-            return state
-    except CodaError as e:
-        whole = e
+    whole = None if reasons else _problem(state.program, state.rows)
+    if whole is None and not reasons:
+        return state
     found = cut_program(with_nominal(state.program))
     try:
         made = staged(state, found)
-    except CodaError:
-        raise whole or CodaError(reasons) from None
+    except CodaError as e:
+        raise _real(whole or CodaError(list(reasons)), e, len(found.programs)) from None
     if len(made.stages) < 2 and not found.same and whole:
         raise whole
     return replace(made, why=tuple(whole.diagnostics) if whole else reasons)
+
+
+def _real(whole: CodaError, stages: CodaError, count: int) -> CodaError:
+    """What to report: of a program that several kernels would compute, but for one of these, what is wrong with that one."""
+    if count < 2:
+        return whole
+    why = "; ".join(d.message for d in whole.diagnostics)
+    return CodaError([replace(d, notes=(*d.notes, f"the program takes {count} kernels: {why}")) for d in stages.diagnostics])
 
 
 def with_nominal(program: Program) -> Program:
@@ -112,7 +116,7 @@ def _first_apart(program: Program, problem: CodaError) -> list[Program]:
         return [p for part in parts for p in fitting(part)]
     inside = [e for e in program.eqns if e.out != program.outputs[0].value]
     points = [e.out for e in inside if ops.TABLE[e.op].kind == "reduce" and isinstance(e.args[0], Var)]
-    points = points or [e.out for e in inside if e.op == ops.RUN.name]
+    points = points or [e.out for e in inside if e.op == ops.RUN.name] or _half(program)
     if not points:
         raise problem
     made = tuple(Tensor(v.name, v.ty.dtype, v.ty.axes) for v in points)
@@ -121,12 +125,30 @@ def _first_apart(program: Program, problem: CodaError) -> list[Program]:
     return [*fitting(first), *fitting(only(rest, program.outputs))]
 
 
-def _problem(program: Program) -> CodaError | None:
+def _half(program: Program) -> list[Var]:
+    """The value that reads about half of the tiles that the program's one output reads; none where nothing parts them."""
+    (output,) = program.outputs
+    read: dict[str, frozenset[str]] = {t.name: frozenset({t.name}) for t in program.inputs if set(output.value.ty.axes) <= set(t.axes)}
+    for e in program.eqns:
+        behind = frozenset().union(*(read.get(a.name, frozenset()) for a in e.args if isinstance(a, Var)))
+        read[e.out.name] = frozenset({e.out.name}) if e.op == ops.LANE.name and behind else behind
+    every = read[output.value.name]
+    inside = [e.out for e in program.eqns if e.out != output.value and e.out.ty.axes == output.value.ty.axes]
+    found = [v for v in inside if 1 < len(read[v.name]) < len(every) - 1 and v.ty.dtype.kind == "float"]
+    return sorted(found, key=lambda v: abs(len(read[v.name]) - len(every) / 2))[:1]
+
+
+def _problem(program: Program, rows: tuple[tuple[str, frozenset[str]], ...] = ()) -> CodaError | None:
     """Why one kernel cannot be this program; None where it can."""
     try:
-        state = _kernel(State(position(program)))
+        state = _kernel(State(position(program), rows=rows))
     except CodaError as e:
         return e
+    assert state.plan is not None
+    wide = max(len(state.plan.gemm.accumulators), 1) * granule(state.program, state.plan)
+    if wide > MAX_COLUMNS:
+        text = f"`{program.name}` has {wide} columns in its narrowest tile, of {MAX_COLUMNS}"
+        return CodaError([Diagnostic("C0601", text, program.span, "this program", help="use fewer lanes, or smaller groups of columns")])
     held, most = _staged_bytes(state), MOST_BYTES if state.plan and state.plan.gemm.products else 2 * MOST_BYTES
     if held > most:
         text = f"`{program.name}` loads and stores too many tiles at once: {held} bytes of {most}"
