@@ -1,6 +1,7 @@
 """Whole LLaMA layers and the loss on a Hopper GPU: coda_lang, eager PyTorch, torch.compile, Liger, and the plain products, interleaved.
 
-    python bench/gpu_layers.py [--only layer_8B layer_1B loss …] [--tokens 8192 16384] [--out FILE] [--limit SECONDS]
+    python bench/gpu_layers.py [--only layer_8B layer_1B loss_8B …] [--tokens 8192 16384] [--out FILE] [--limit SECONDS]
+    python bench/gpu_layers.py --table FILE     # what was measured, as a table in Markdown
 
 A layer is shifted by half, attention excluded: output projection, residual, norm, gated feed-forward block, residual, norm, queries, keys
 and values with rotary embedding (specs/llama/layer.coda); forward without gradients, and forward with backward to every input and weight.
@@ -340,6 +341,22 @@ def run(options: argparse.Namespace) -> int:
     return 0 if good else 1
 
 
+def table(records: Sequence[Mapping[str, Any]]) -> str:
+    """What was measured, for docs/performance.md: milliseconds, and MiB where a peak is shown."""
+    methods = ("eager", "liger", "compile", "coda", "coda_chunked")
+    lines = ["| case, tokens, pass | products alone | " + " | ".join(methods) + " | coda / products | compile / coda |"]
+    lines.append("|---" * (len(methods) + 4) + "|")
+    for r in (r for r in records if "ms" in r):
+        ms, peaks = r["ms"], r["peak_mib"]
+        floor = min(ms["gemm"], ms["coda_gemm"])
+        cells = [f"{ms[m]:.2f}, {peaks[m]:.0f} MiB" if m in ms else "" for m in methods]
+        lines.append(
+            f"| {r['case']} {r['model']}, {r['tokens']}, {r['pass']} | {floor:.2f} | {' | '.join(cells)} "
+            f"| {ms['coda'] / floor:.2f} | {ms['compile'] / ms['coda']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -347,7 +364,12 @@ def main() -> int:
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
     parser.add_argument("--out", type=Path, default=Path("layers.jsonl"))
     parser.add_argument("--limit", type=float, default=150.0, help="seconds after which no further case begins")
-    return run(parser.parse_args())
+    parser.add_argument("--table", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    if options.table:
+        print(table([json.loads(line) for line in options.table.read_text().splitlines()]))
+        return 0
+    return run(options)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,14 @@ def test_kernels_are_compiled_before_anything_is_timed(bench, monkeypatch):
     assert "forward_product" in names and any(n.startswith("llama_layer_backward") for n in names)
 
 
+def test_a_table_of_what_was_measured():
+    ms = {"coda": 5.0, "eager": 6.0, "compile": 5.5, "gemm": 4.0, "coda_gemm": 4.5}
+    record = {"case": "layer", "model": "8B", "tokens": 8192, "pass": "forward", "ms": ms, "peak_mib": dict.fromkeys(ms, 100)}
+    lines = gpu_layers.table([record, {"case": "layer", "raised": "…"}]).splitlines()
+    assert len(lines) == 3 and len({line.count("|") for line in lines}) == 1
+    assert "| 4.00 |" in lines[2] and "5.00, 100 MiB" in lines[2] and lines[2].endswith("| 1.25 | 1.10 |")
+
+
 @pytest.mark.slow
 def test_models_and_programs_are_checked(tmp_path):
     found = gpu_models.check_model("gpt2", "cpu", (2, 19))
