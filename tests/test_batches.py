@@ -174,3 +174,8 @@ def test_what_is_refused(text) -> None:
         coda_lang.compile(text)
     assert {d.code for d in caught.value.diagnostics} == {"C0404"}
     assert all(d.help and d.span for d in caught.value.diagnostics)
+
+
+def test_explain_says_how_often(compiled) -> None:
+    text = str(compiled("plain").explain(torch.zeros(3, 9, 16).bfloat16(), torch.zeros(3, 7, 16).bfloat16()))
+    assert ", 3 times" in text and "p_y: once for each of 3 positions of 'b'" in text

@@ -10,10 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
-from meaning import built, means, only  # noqa: E402
+from meaning import built, inputs, means, only  # noqa: E402
 from test_language import refused, written  # noqa: E402
 
 from coda_lang.ir.build_scope import prelude  # noqa: E402
+from coda_lang.ir.interp import run  # noqa: E402
+from coda_lang.passes.differentiate import differentiate  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 FINE = torch.tensor([1.0 + 2.0**-12, 3.0 - 2.0**-14, -0.3, 1e-8])  # f32 values that bf16 cannot hold
@@ -338,3 +340,24 @@ def test_chunk_is_noted() -> None:
 )
 def test_what_cannot_be_chunked(text: str, code: str) -> None:
     assert refused(CHUNKED + text) == {code}
+
+
+@pytest.mark.parametrize("name", PRELUDE)
+def test_rule_7_gradients_of_the_prelude_are_torchs(name: str) -> None:
+    """Derived from the def, against autograd of what PyTorch has for it."""
+    call, eager = PRELUDE[name]
+    reads = eager.__code__.co_varnames
+    axes = "m, lane, p" if "q" in reads else next((a for a, names in RESULTS.items() if name in names), "m, v")
+    signature = "(x: f32[m, v], g: f32[v], b: f32[v], i: i64[m], q: f32[m, lane=2, p], f: f32[p], u: bf16[r, v], o: bf16[p, r])"
+    program = only(f"program p{signature} -> (y: f32[{axes}])\n" + (call if "\n" in call else f"y = {call}"))
+    given = inputs(program, {"m": 4, "v": 5, "p": 3, "r": 2}, {"i": (0, 5)})
+    given = {k: t.requires_grad_(t.is_floating_point()) for k, t in given.items()}
+    value = eager(**given)
+    upstream = torch.randn(value.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    wanted = [k for k, t in given.items() if t.requires_grad]
+    want = torch.autograd.grad(value, [given[k] for k in wanted], upstream, allow_unused=True)
+    derived = differentiate(program)
+    got = run(derived.program, {**{k: t.detach() for k, t in given.items()}, derived.cotangents[0][1]: upstream}, torch, precision="exact")
+    for (k, gradient), w in zip(derived.gradients, want, strict=True):
+        expected = torch.zeros_like(given[k]) if w is None else w
+        torch.testing.assert_close(got[gradient], expected, rtol=1e-7, atol=1e-7)

@@ -39,7 +39,9 @@ class Explanation:
     def __str__(self) -> str:
         lines = [f"{self.program}: path {self.path}", "  " + ", ".join(f"{a}={n}" for a, n in self.extents.items())]
         doing = "launches" if self.path == "kernels" else "on a GPU it would launch"
-        lines += [f"  {doing} {k}" + (f" with tiles {self.configs[k]}" if k in self.configs else "") for k in self.launches]
+        times = {k: self.launches.count(k) for k in self.launches}
+        tiles = {k: f" with tiles {self.configs[k]}" for k in times if k in self.configs}
+        lines += [f"  {doing} {k}{tiles.get(k, '')}{f', {n} times' if n > 1 else ''}" for k, n in times.items()]
         lines += [f"  {c}" for c in self.copies] or ["  no tensor is copied"]
         return "\n".join([*lines, *(f"  {n}" for n in self.notes)])
 

@@ -110,7 +110,8 @@ class Looping:
         self.operands = {key: slot for key, slot in self.operands.items() if key[0] not in changing}
         self.plan.copies[:] = dict.fromkeys(self.plan.copies)
         self.plan.notes[:] = dict.fromkeys(self.plan.notes)
-        self.plan.notes.append(f"{', '.join(loop.kernels)}: once for each of {len(chunks)} chunks of {loop.axis!r}, {loop.size} at a time")
+        each = f"chunks of {loop.axis!r}, {loop.size} at a time" if loop.size > 1 else f"positions of {loop.axis!r}"
+        self.plan.notes.append(f"{', '.join(loop.kernels)}: once for each of {len(chunks)} {each}")
 
     def _whole(self, name: str, made: bool) -> int:
         """The slot of a tensor that chunks see parts of, in declared dims; allocated where the loop writes it."""
