@@ -1,7 +1,7 @@
 """coda_lang: a language and compiler for fused GEMM kernels. Importing it needs neither torch nor cutlass.
 
-`compile(text_or_path, **params)` and `load(directory)` give callables on torch tensors; naming them imports torch. `CodaError` is what
-a mistake in a source or a call raises.
+`compile(text_or_path, **params)` and `load(directory)` give callables on torch tensors, `nn` has whole models; naming them imports torch.
+`CodaError` is what a mistake in a source or a call raises.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["CodaError", "compile", "load"]
+__all__ = ["CodaError", "compile", "load", "nn"]
 
 if TYPE_CHECKING:
+    from . import nn
     from .diagnostics.model import CodaError
     from .torch_api import compile, load
 
@@ -21,6 +22,10 @@ def __getattr__(name: str) -> Any:
         from . import torch_api
 
         return getattr(torch_api, name)
+    if name == "nn":
+        import importlib
+
+        return importlib.import_module(".nn", __name__)
     if name == "CodaError":
         from .diagnostics.model import CodaError
 

@@ -231,7 +231,10 @@ def compiled():
     return functions
 
 
-@pytest.mark.parametrize("file", TEXTS)
+QUICK = ("llama/layer.coda", "llama/head.coda", "gpt2/pre.coda", "lora/lora.coda")
+
+
+@pytest.mark.parametrize("file", [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in TEXTS])
 def test_plan_and_gradients_agree_with_the_program(file: str, compiled, capsys) -> None:
     """What kernels compute, in float64 and rounded, forward and backward, at extents that no tile divides."""
     for fn in compiled(file):

@@ -6,6 +6,8 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -201,6 +203,11 @@ def test_a_tied_weight_gets_both_gradients():
     ids = ids_of(config)
     got, want = of_ours(planned(model, exact=True), ids), of_plain(plain.double(), ids)
     assert error(got["model.embed_tokens.weight"], want["model.embed_tokens.weight"]) < 1e-6 and "lm_head.weight" not in got
+
+
+def test_the_package_offers_its_models():
+    code = "import sys, coda_lang; assert 'torch' not in sys.modules; coda_lang.nn.LlamaConfig; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_copies_and_pickles():
