@@ -95,7 +95,7 @@ class PlainLlama(nn.Module):
 
     def forward(self, ids: Tensor, pos: Tensor | None = None) -> Tensor:
         x = self.model.embed_tokens(ids)
-        pos = torch.arange(ids.shape[1]).expand_as(ids) if pos is None else pos
+        pos = torch.arange(ids.shape[1], device=ids.device).expand_as(ids) if pos is None else pos
         freq = self.freq.double() if x.dtype == torch.float64 else self.freq
         for layer in self.model.layers:
             x = layer(x, pos, freq)
@@ -142,7 +142,7 @@ class PlainGPT2(nn.Module):
         self.lm_head.weight = self.transformer.wte.weight
 
     def forward(self, ids: Tensor, pos: Tensor | None = None) -> Tensor:
-        pos = torch.arange(ids.shape[1]).expand_as(ids) if pos is None else pos
+        pos = torch.arange(ids.shape[1], device=ids.device).expand_as(ids) if pos is None else pos
         x = self.transformer.wte(ids) + self.transformer.wpe(pos)
         for block in self.transformer.h:
             x = block(x)

@@ -26,7 +26,14 @@ SAMPLE = (
     "128x128_pp_c1x1", "256x128_coop_c2x1", "128x192_pp_c1x2", "128x208_pp_c2x1", "192x128_pp_c1x1", "256x192_coop_c1x2", "64x256_pp_c1x1",
 )  # fmt: skip
 SAMPLED = ("linear", "swiglu_halves", "residual", "reductions")
-SPECS = sorted((Path(__file__).resolve().parent.parent / "specs").glob("*.coda"))
+FOLDER = Path(__file__).resolve().parent.parent / "specs"
+SPECS = sorted(FOLDER.glob("*.coda"))
+WHOLE = sorted(FOLDER.glob("*/*.coda"))  # models' layers, dozens of kernels each
+
+
+def name_of(path: Path) -> str:
+    """`swiglu`, `llama_layer`."""
+    return path.stem if path.parent == FOLDER else f"{path.parent.name}_{path.stem}"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -100,13 +107,13 @@ def test_a_sample_of_configurations(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", SPECS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("source", [*SPECS, *(pytest.param(p, marks=pytest.mark.nightly) for p in WHOLE)], ids=name_of)
 def test_specs_with_default_configurations(source, tmp_path):
     check(emitted(source, tmp_path), defaults)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("source", SPECS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("source", [*SPECS, *WHOLE], ids=name_of)
 def test_specs_with_every_configuration(source, tmp_path):
     check(emitted(source, tmp_path), configs.offered)
 
