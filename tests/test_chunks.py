@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import strategies  # noqa: E402
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
 import coda_lang  # noqa: E402
 from bench import rows  # noqa: E402
-from coda_lang import driver  # noqa: E402
+from coda_lang import driver, gradcheck, passes  # noqa: E402
 from coda_lang.backend_cute import arguments, autograd, derivative, host, loops, spec, torch_fns, twin  # noqa: E402
 from coda_lang.backend_cute.binding import Binding  # noqa: E402
 from coda_lang.backend_cute.function import fixed  # noqa: E402
 from coda_lang.diagnostics.model import CodaError  # noqa: E402
-from coda_lang.passes import report, training_report  # noqa: E402
+from coda_lang.ir.printer import to_text  # noqa: E402
+from coda_lang.ops import RENAME  # noqa: E402
+from coda_lang.passes import report, training, training_report  # noqa: E402
 from coda_lang.passes.memory import peak  # noqa: E402
 from coda_lang.source import Source  # noqa: E402
 from tests.autograd_cases import Kernels  # noqa: E402
@@ -285,3 +292,31 @@ def test_what_the_plan_says_a_backward_holds_is_one_chunk() -> None:
     most = peak(plain), peak(chunked)
     assert most[0].between == pytest.approx(2 * TOKENS * WORDS)
     assert most[1].between == pytest.approx(2 * TOKENS * 4096 + 4 * TOKENS * WIDTH)
+
+
+# --- random programs -------------------------------------------------------------------------------------------------------
+
+
+def test_random_programs_in_chunks() -> None:
+    """Forward and backward of random programs, two positions of a random axis at a time, against autograd of the program in float64."""
+    looped: list[bool] = []
+
+    @settings(max_examples=60, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(strategies.programs(), st.integers(0, 7))
+    def each(drawn: strategies.Generated, choice: int) -> None:
+        free = [a.name for a in drawn.program.axes if a.extent is None]
+        renamed = {a for e in drawn.program.eqns if e.op == RENAME.name for a in (e.attr("axis"), e.attr("to"))}
+        axes = [a for a in free if a not in renamed]
+        if not axes or not training.differentiable(drawn.program):
+            return
+        program = replace(drawn.program, chunk=((axes[choice % len(axes)], 2),))
+        try:
+            plan = passes.trained(program)
+            looped.append(bool(plan.loops or plan.derived and plan.derived.backward.loops))
+            for finding in gradcheck.check(program, drawn.extents, given=drawn.tensors(), most=1):
+                assert finding.good, (str(finding), to_text(program))
+        except CodaError as refusal:
+            assert {d.code for d in refusal.diagnostics} == {"C0415"}, (str(refusal), to_text(program))
+
+    each()
+    assert sum(looped) > 10, f"{sum(looped)} of {len(looped)} had anything to chunk"
