@@ -214,6 +214,7 @@ class _Cut:
     def stages(self) -> Stages:
         """All of it."""
         self._place_outputs()
+        self._keep_compared()
         self._choose()
         order = sorted(self.stages_by_number)
         stored = self._stored_by_stage()
@@ -231,6 +232,18 @@ class _Cut:
                     self.home[o.value.name] = Home(last, -1)
                 else:
                     self.home[o.value.name] = Home(self._map_stage(self.defs[o.value.name], home.since).number, -1)
+
+    def _keep_compared(self) -> None:
+        """What is compared with a whole reduction of itself (which element is the largest?) must have the very bits that were reduced. If a
+        statistic is behind it, whose order is its kernel's own, it is stored."""
+        for e in self.program.eqns:
+            if e.out.ty.dtype.kind != "bool":
+                continue
+            reduced = [self.defs[a.name] for a in e.args if isinstance(a, Var) and a.name in self.defs and self.home[a.name].finished]
+            behind = {v.name for a in e.args if isinstance(a, Var) and not self.home[a.name].finished for v in self._behind(a)}
+            for x in [a for r in reduced for a in r.args if isinstance(a, Var) and a.name in behind]:
+                if any(ops.TABLE[self.defs[v.name].op].kind == "reduce" for v in self._behind(x)) and self.home[x.name].stage is not None:
+                    self.kept.add(x.name)
 
     def _stored_by_stage(self) -> dict[int, list[Var]]:
         out: dict[int, list[Var]] = {n: [] for n in self.stages_by_number}
@@ -348,6 +361,12 @@ class _Cut:
                 wanted[a.name] = self.defs[a.name]
                 pending += self.defs[a.name].args
 
+        for name in list(tensors):  # a statistic of what is computed here is computed here too: from the same bits, in the same order
+            e = self.defs.get(name)
+            if e is not None and ops.TABLE[e.op].kind == "reduce" and not self.home[name].finished:
+                if all(a.name in wanted for a in e.args if isinstance(a, Var)):
+                    wanted[name] = e
+                    del tensors[name], held[name]
         results = {o.value.name: [] for o in self.program.outputs}  # type: dict[str, list[Output]]
         for o in self.program.outputs:
             results[o.value.name].append(o)
