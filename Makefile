@@ -43,10 +43,12 @@ gpu: needs-gpu ## everything that needs a Hopper GPU: tests, scalar functions, e
 	$(PY) bench/gpu_functions.py --build build/functions && $(PY) bench/gpu_functions.py --run build/functions
 	$(PY) bench/gpu_specs.py --build build/specs && $(PY) bench/gpu_specs.py --run build/specs
 	$(PY) bench/gpu_training.py --run build/training --parts gradients uses configs
+	$(PY) bench/gpu_models.py --out build/models --limit 1200
 
 bench: needs-gpu ## speed of the mainloop against cuBLAS, on a Hopper GPU; tables go to bench/results/
 	$(PY) bench/gpu_mainloop.py build build/mainloop && $(PY) bench/gpu_mainloop.py run build/mainloop build/mainloop.jsonl
 	$(PY) bench/gpu_training.py --run build/training --parts speed
+	$(PY) bench/gpu_layers.py --out build/layers.jsonl --limit 900
 	$(PY) bench/host_time.py
 
 needs-gpu: setup
