@@ -114,7 +114,7 @@ def build(directory: Path, quick: bool, resume: bool) -> None:
     from cutlass import cute
     from cutlass.cute.runtime import make_fake_stream
 
-    from coda_lang.backend_cute.gemm_sm90 import GemmSm90
+    from coda_lang.backend_cute.gemm_sm90 import kernel_of
 
     directory.mkdir(parents=True, exist_ok=True)
     manifest = []
@@ -125,7 +125,7 @@ def build(directory: Path, quick: bool, resume: bool) -> None:
             if resume and target.exists():
                 continue
             began = time.time()
-            kernel = GemmSm90(case.gemm, parse(key), case.functions)
+            kernel = kernel_of(case.gemm, parse(key), case.functions)
             integers = [cutlass.Int32(1) for _ in case.gemm.extents]
             stream = make_fake_stream(use_tvm_ffi_env_stream=True)
             compiled = cute.compile(kernel, *fakes(case), *integers, stream, options="--enable-tvm-ffi")

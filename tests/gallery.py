@@ -289,12 +289,12 @@ n = layernorm[d](x1, g, b, 1e-5)
 x2 = gelu_tanh(n @ w1 + b1) @ w2 + x1
 =====
 moments_every_way
-program p(x: bf16[m, k], w: bf16[n, k], c: f32[m]) -> (rows: f32[m], unbiased: f32[m], cols: f32[n], all: f32[], across: f32[])
+program p(x: bf16[m, k], w: bf16[n, k], c: f32[m]) -> (rows: f32[m], other: f32[m], cols: f32[n], all: f32[], across: f32[])
 z = x @ w
 e = z - mean[n](z)
 rows = mean[n](e ** 2)
 u = sum[n](z) / size[n] - z
-unbiased = sqrt(sum[n](square(u)) / (size[n] - 1))
+other = sqrt(sum[n](square(u)) / (size[n] + 1) + 1.0)
 v = z - mean[m](z)
 cols = sum[m](v * v)
 t = z - mean[m, n](z)
@@ -324,6 +324,33 @@ u = x @ v
 r = 1.0 / (1.0 + square(mean[n](z * z)))
 t = sum[n](r * (z - u / (2.0 + r)) - r * r + c * z)
 y = z * t
+=====
+rows_layer_norm
+program p(x: bf16[m, d], r: bf16[m, d], g: bf16[d], b: bf16[d]) -> (h: bf16[m, d], y: bf16[m, d], mu: f32[m])
+h = x + r
+mu = mean[d](h)
+y = layernorm[d](h, g, b, 1e-5)
+=====
+rows_rms_of_lanes
+program p(x: bf16[m, d, lane=2], g: f32[lane, d]) -> (y: bf16[m, d, lane], s: f32[m])
+s = mean[lane, d](x * x)
+y = x * rsqrt(s + 0.1) * g
+=====
+rows_softmax_thrice
+program p(x: f32[b, t, n], s: f32[b], u: bf16[n]) -> (p: bf16[b, t, n], e: f32[b, t], l: f32[b, t], top: f32[b, t])
+z = x * s + u
+top = max[n](z)
+l = logsumexp[n](z)
+e = sum[n](exp(z - l) * z)
+p = exp(z - l) * (z - e) + f32(index[n]) * top
+=====
+rows_of_heads
+program p(x: bf16[m, head, hd=8], g: bf16[head, hd]) -> (y: bf16[m, head, hd])
+y = x * rsqrt(mean[head, hd](x * x) + 0.01) * g
+=====
+columns_softmax
+program p(x: f32[m, n]) -> (y: f32[m, n])
+y = softmax[m](x)
 """.split("=====\n")
     )
 }

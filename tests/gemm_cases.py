@@ -66,6 +66,24 @@ def blend(f, u, v, a, b):
     return (z, z, z)
 
 
+def mean_and_moments(f, x, g, r, size, column):
+    return (x + r, x)
+
+
+def layer_norm(f, x, g, r, size, column, total, spread):
+    mean = f.div(total, f.f32(size))
+    return ((x - mean) * f.rsqrt(f.div(spread, f.f32(size)) + 1.0) * g, mean, f.eq(column, 0))
+
+
+def two_sums(f, x, g, r):
+    return (x * r, g)
+
+
+def four_rows(f, x, g, r, total, top):
+    y = x * g + total + top
+    return (y, y, r, x)
+
+
 def squares(f, z):
     return (z * z, z)
 
@@ -217,6 +235,28 @@ EXTRA = {
             sinks=(*STORE, s.RowReduce("lse", "r"), s.ColReduce("sum", "c")), rows=("m",), cols=("n",), extents=("m", "n"),
         ),
         {"blend": blend},
+    ),
+    "row_norm": GemmCase(
+        gemm(
+            "row_norm", ["x bf16 m n", "g f32 n", "r bf16 m n", OUT, ("t f32 m", "out")],
+            (), (s.Phase("mean_and_moments", (s.Group("sum", 0), s.Group("moments", 0))), s.Phase("layer_norm")),
+            ports=(
+                s.Tile("x", s.Matrix("x", (0,), (1,))), s.Load("g", "g", (COL,)), s.Tile("r", s.Matrix("r", (0,), (1,))),
+                s.Extent("size", ("n",)), s.Iota("column", COL),
+            ),
+            sinks=(*STORE, s.Point("t", (ROW,), once=True)), rows=("m",), cols=("n",), extents=("m", "n"),
+        ),
+        {"mean_and_moments": mean_and_moments, "layer_norm": layer_norm},
+    ),
+    "row_backward": GemmCase(
+        gemm(
+            "row_backward", ["x bf16 m n", "g f32 n", "r bf16 m n", OUT, ("c f32 n", "work"), ("e f32 n", "work"), ("s f32 m", "work")],
+            (), (s.Phase("two_sums", (s.Group("sum", 0), s.Group("max", 0))), s.Phase("four_rows")),
+            ports=(s.Tile("x", s.Matrix("x", (0,), (1,))), s.Load("g", "g", (COL,)), s.Tile("r", s.Matrix("r", (0,), (1,)))),
+            sinks=(*STORE, s.ColReduce("sum", "c"), s.ColReduce("moments", "e"), s.RowReduce("lse", "s")),
+            rows=("m",), cols=("n",), extents=("m", "n"),
+        ),
+        {"two_sums": two_sums, "four_rows": four_rows},
     ),
     "map_vectors": GemmCase(
         gemm(

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from coda_lang.backend_cute import arguments, compile, configs, host, layout, torch_fns, twin
+from coda_lang.backend_cute import arguments, compile, configs, host, layout, row_configs, torch_fns, twin
 from coda_lang.backend_cute import spec as s
 from coda_lang.backend_cute.binding import bind
 from coda_lang.backend_cute.function import fixed
@@ -63,10 +63,15 @@ class StandIns:
                     assert t.shape == (1,)
                 fits(t, *compile.dims(kernel, record, self.fixed))
                 given[record.name] = t
+            if isinstance(kernel, s.Gemm) and row_configs.of_rows(kernel) and 0 in size_of(kernel, self.extents):
+                extents = dict(self.extents)  # what has no columns is not touched
+                shapes = {r.name: twin.mode_shape(r, extents) for r in kernel.tensors if r.role != "work"}
+                given = {name: t.new_empty(shapes[name]) if 0 in shapes.get(name, ()) else t for name, t in given.items()}
             before = dict(given)
             for sink in getattr(kernel, "sinks", ()):  # partial results are assigned, not written into
                 if isinstance(sink, (s.RowReduce, s.ColReduce)):
-                    assert given[sink.work].shape == configs.partial_shape(kernel, config, sink, *size_of(kernel, extents))
+                    want = configs.partial_shape(kernel, config, sink, *(max(size, 1) for size in size_of(kernel, extents)))
+                    assert given[sink.work].shape == want or 0 in size_of(kernel, extents) and isinstance(sink, s.ColReduce)
             twin.launch(kernel, self.functions, given, extents, {}, torch_fns.Written(), config)
             for name, t in before.items():
                 if given[name] is not t:

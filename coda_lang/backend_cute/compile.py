@@ -128,7 +128,8 @@ def _version(package: str) -> str:
 def device_code() -> str:
     """A digest of this package's sources that make the kernels."""
     here = Path(__file__).parent
-    files = [here / f"{name}.py" for name in ("spec", "configs", "layout", "device_fns", "device_scalar", "finish", "compile")]
+    names = ("spec", "configs", "row_configs", "layout", "device_fns", "device_scalar", "finish", "compile")
+    files = [here / f"{name}.py" for name in names]
     return manifest.digest(*(f.read_text(encoding="utf-8") for f in [*files, *sorted((here / "gemm_sm90").glob("*.py"))]))
 
 
@@ -172,7 +173,7 @@ def compile_job(job: Job, path: Path) -> None:
     from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
     from .finish import Finisher
-    from .gemm_sm90.kernel import GemmSm90
+    from .gemm_sm90 import kernel_of
     from .gemm_sm90.views import DTYPES
 
     fixed = dict(job.fixed)
@@ -198,7 +199,7 @@ def compile_job(job: Job, path: Path) -> None:
             kernel: Any = Finisher(job.kernel, module.FUNCTIONS)
         else:
             assert job.config is not None
-            kernel = GemmSm90(job.kernel, job.config, module.FUNCTIONS)
+            kernel = kernel_of(job.kernel, job.config, module.FUNCTIONS)
         compiled = cute.compile(kernel, *arguments, make_fake_stream(use_tvm_ffi_env_stream=True), options="--enable-tvm-ffi")
         binary = Path(folder) / "kernel.o"
         compiled.export_to_c(str(binary), function_name=ENTRY)

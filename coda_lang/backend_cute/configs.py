@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from math import gcd, lcm
 from typing import Any
 
+from . import row_configs
 from .spec import (
     PLANES,
     ColReduce,
@@ -184,6 +185,8 @@ def offered(launch: Launch) -> tuple[Config, ...]:
     A group too wide for the registers that its epilogue leaves is offered what spills a few: slower beats refused. Not so Gemms that
     might as well run apart.
     """
+    if row_configs.of_rows(launch):
+        return row_configs.offered(gemms(launch)[0])
     limit = min(map(max_accumulators, gemms(launch)))
     return _offered(launch, limit) or (() if isinstance(launch, Together) else _offered(launch, 160))
 
@@ -289,7 +292,13 @@ def portfolio(launch: Launch, whole: Launch | None = None) -> tuple[Config, ...]
 
 
 def cycles(launch: Launch, config: Config, problems: Sequence[Problem], sms: int = 132) -> float:
-    """Estimated time in tensor-core cycles of the busiest multiprocessor. Blocks take tiles in turn, all of one Gemm before the next's."""
+    """Estimated time in tensor-core cycles of the busiest multiprocessor. Blocks take tiles in turn, all of one Gemm before the next's.
+
+    Of a row kernel, something to compare by.
+    """
+    if row_configs.of_rows(launch):
+        (gemm,), ((m, n, _),) = gemms(launch), problems
+        return row_configs.cost(gemm, config, m, n, sms)
     area, cluster = config.tile_m * config.tile_n, config.cluster_m * config.cluster_n
     blocks = sms // cluster
     low = LOW_TILE if config.tile_m == 64 else 1.0
@@ -312,10 +321,17 @@ def cycles(launch: Launch, config: Config, problems: Sequence[Problem], sms: int
     return max(busy(block) for block in {start % blocks for start in starts[:-1]})
 
 
+def part_columns(gemm: Gemm, config: Config, n: int) -> int:
+    """Columns to a part of a `RowReduce`: those of a tile; of a row kernel those of a panel, or all."""
+    if row_configs.of_rows(gemm):
+        return row_configs.panel(config) or max(n, 1)
+    return columns_per_segment(gemm, config)
+
+
 def partial_shape(gemm: Gemm, config: Config, sink: Sink, m: int, n: int) -> tuple[int, ...]:
     """Shape of the f32 workspace of a reducing sink at `m` rows and `n` columns a segment."""
     if isinstance(sink, RowReduce):
-        parts, length = -(-n // columns_per_segment(gemm, config)), m
+        parts, length = -(-n // part_columns(gemm, config, n)), m
     elif isinstance(sink, ColReduce):
         parts, length = -(-m // warpgroup_rows(config)), n
     else:

@@ -344,13 +344,16 @@ class _Planner(Looping, Working):
                 slots[sink.tensor] = self._point(kernel, records[sink.tensor])
             else:
                 slots[sink.work] = self._partials(kernel, sink, config, m, n)
-        if m == 0 or n == 0:
+        once = any(isinstance(s, spec.Point) and s.once for s in kernel.sinks)
+        if m == 0 or n == 0 and not once:
             self.plan.notes.append(f"{kernel.name} is not launched: it has {m} rows and {n} columns")
             return None
         zeros = self._zeros(kernel, records, depths)
         for record in kernel.tensors:
             if record.name not in slots:
                 slots[record.name] = zeros[record.name] if record.name in zeros else self._operand(kernel, record)
+        if n == 0:
+            slots |= {name: self._eight(kernel, records[name], slot) for name, slot in slots.items() if self.meta[slot].numel() == 0}
         return [slots[t.name] for t in kernel.tensors]
 
     def _finish(self, kernel: spec.Finish) -> None:

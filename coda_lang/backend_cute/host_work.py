@@ -45,6 +45,14 @@ class Working:
             self.plan.notes.append(f"{kernel.name}: {p.a.tensor!r} has nothing to contract: the product is 0")
         return made
 
+    def _eight(self, kernel: spec.Gemm, record: spec.Tensor, empty: int) -> int:
+        """In place of a tensor without columns: eight zeros deep, which a row kernel does not touch."""
+        shape = tuple(size or 8 for size in self.meta[empty].shape)
+        pitched = layout.pitched(record, record.name in layout.packed_tensors(kernel), shape)
+        slot = self._new(shape, layout.contiguous(shape) if record.role == "work" else pitched, DTYPES[record.dtype])
+        self._fill(slot, 0)
+        return slot
+
     def _point(self, kernel: spec.Gemm, record: spec.Tensor) -> int:
         """Where no column claims the element it stays NaN."""
         if record.role == "work":

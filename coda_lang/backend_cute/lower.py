@@ -120,14 +120,15 @@ class _Lowering:
         ports = tuple(map(self.port, g.ports))
         phases = tuple(
             s.Phase(
-                phase_name(self.plan, g, i), tuple(s.Group(x.kind, fixed_product(self.plan.program, x.over) or 1) for x in phase.statistics)
+                phase_name(self.plan, g, i),
+                tuple(s.Group(x.kind, 0 if g.whole_rows else fixed_product(self.plan.program, x.over) or 1) for x in phase.statistics),
             )
             for i, phase in enumerate(g.phases)
         )
         sinks = tuple(map(self.sink, g.sinks))
         if not products:  # nothing else tells a map kernel its size
             self.read_sizes(g.rows + g.cols)
-        steps = lcm(granule(self.plan.program, self.plan), *(group.size for phase in phases for group in phase.groups))
+        steps = lcm(granule(self.plan.program, self.plan), *(group.size or 1 for phase in phases for group in phase.groups))
         return s.Gemm(
             g.name,
             tuple(self.tensors.values()),
@@ -287,7 +288,7 @@ class _Lowering:
             axes = self.length_of(sink.access.tensor)
             self.work(sink.access.tensor, axes)
             modes = (axes,) if axes else ()
-        return s.Point(sink.access.tensor, tuple(self.index(mode, at) for mode in modes))
+        return s.Point(sink.access.tensor, tuple(self.index(mode, at) for mode in modes), sink.once and self.gemm.whole_rows)
 
     def window(self, run: k.Run | None) -> s.Window | None:
         if run is None:

@@ -15,6 +15,11 @@ Map kernels
     products; one segment; all their free axes are in `extents`), its values come through ports alone. Phases, groups and sinks
     are those of any Gemm. Where a program has a single axis, `rows == ()`: m is 1, and nothing but `Load`s and reductions occurs.
 
+Row kernels
+    A map kernel with a group of size 0: a statistic over all columns. A block owns whole rows and walks their columns once for each
+    phase, so what is made of the statistic needs no other kernel. Its other groups have size 0 too, and it has no windows. A `Point` that
+    is `once` is written where there are no columns, too.
+
 Scalar functions
     phase(f, *accumulators, *ports, *statistics) -> tuple of f32 scalars. `f` is the function library: `device_fns` inside a
     kernel, `torch_fns` on the CPU. Accumulators come in segment order, ports in the order of `Gemm.ports` (a packed
@@ -175,10 +180,14 @@ class ColReduce:
 
 @dataclass(frozen=True)
 class Point:
-    """A single element: where the second value (bool) holds, the first is written to tensor[index]; consumes two values."""
+    """A single element: where the second value (bool) holds, the first is written to tensor[index]; consumes two values.
+
+    `once`: the first value is the same at all columns of a row, the second holds at the first column.
+    """
 
     tensor: str
     index: tuple[Index, ...]
+    once: bool = False
 
 
 Sink = Store | RowReduce | ColReduce | Point
@@ -186,8 +195,8 @@ Sink = Store | RowReduce | ColReduce | Point
 
 @dataclass(frozen=True)
 class Group:
-    """A statistic over `size` consecutive columns of a segment, ready for the next phase; kind as in `RowReduce`, each one value: of
-    "lse" the logsumexp, of "moments" Σ (x − mean)²."""
+    """A statistic over `size` consecutive columns of a segment, 0 for all of them (of a row kernel), ready for the next
+    phase; kind as in `RowReduce`, each one value: of "lse" the logsumexp, of "moments" Σ (x − mean)²."""
 
     kind: str
     size: int

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from . import configs, loops, spec, torch_fns
+from .row_configs import of_rows
 from .spec import product
 
 IDENTITY = {"sum": 0.0, "max": -math.inf, "min": math.inf, "amax": 0.0, "lse": -math.inf, "moments": 0.0, "only": math.nan}
@@ -274,19 +275,41 @@ class _Run:
             for p in kernel.products:
                 acc = acc + self.wide(self.matrix(p.a)) @ self.wide(self.matrix(p.b[s])).T
             accumulators.append(acc)
+        if n == 0 and of_rows(kernel):
+            return self.no_columns(kernel, config)
         ports = self.ports(kernel.ports)
         statistics: list[torch.Tensor] = []
         results: tuple = ()
         for phase in kernel.phases:
             results = tuple(self.functions[phase.fn](self.f, *accumulators, *ports, *statistics))
             for group, value in zip(phase.groups, results, strict=bool(phase.groups)):
-                grouped = self.full(value).unflatten(1, (n // group.size, group.size))
-                statistics.append(reduce(group.kind, grouped, 2).repeat_interleave(group.size, 1))
+                size = group.size or n
+                grouped = self.full(value).unflatten(1, (n // size, size))
+                statistics.append(reduce(group.kind, grouped, 2).repeat_interleave(size, 1))
         values = [self.full(value) for value in results]
         for sink in kernel.sinks:
             values = values[self.sink(kernel, sink, values, config) :]
         if values:
             raise ValueError(f"{kernel.name}: {len(values)} results of {kernel.phases[-1].fn} have no sink")
+
+    def no_columns(self, kernel: spec.Gemm, config: spec.Config) -> None:
+        """A row kernel without columns: its statistics are those of nothing, and what there is one of for a row is all it gives."""
+        m = self.size[0]
+        statistics = [torch.full((m, 1), IDENTITY[g.kind], dtype=self.dtype, device=self.device) for p in kernel.phases for g in p.groups]
+        zero = torch.zeros((1, 1), dtype=self.dtype, device=self.device)
+        ports: list[torch.Tensor] = []
+        self.size = (m, 1)
+        for port in kernel.ports:
+            by_column = isinstance(port, spec.Load) and any(i.of == "col" for i in port.index)
+            ports += [zero] * port.matrix.pack if isinstance(port, spec.Tile) else [zero] if by_column else self.ports((port,))
+        values = [self.full(v) for v in self.functions[kernel.phases[-1].fn](self.f, *ports, *statistics)]
+        for sink in kernel.sinks:
+            once = isinstance(sink, spec.Point) and sink.once
+            self.size = (m, 1 if once else 0)
+            taken = [v if once else v[:, :0] for v in values]
+            if isinstance(sink, spec.Point):
+                taken[1] = torch.full_like(taken[0], once, dtype=torch.bool)
+            values = values[self.sink(kernel, sink, taken, config) :]
 
     def sink(self, kernel: spec.Gemm, sink: spec.Sink, values: list[torch.Tensor], config: spec.Config) -> int:
         """Consume the first values; returns how many."""

@@ -141,12 +141,16 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Point:
-    """Where `chosen` holds, `value` becomes the element; at most one position of the kernel may claim an element."""
+    """Where `chosen` holds, `value` becomes the element; at most one position of the kernel may claim an element.
+
+    `once`: the value is the same at every column, `chosen` holds at the first.
+    """
 
     access: Access
     value: Atom
     chosen: Atom
     dtype: str = "f32"
+    once: bool = False
 
     @property
     def values(self) -> tuple[Atom, ...]:
@@ -212,7 +216,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class Gemm:
-    """One fused product; a map kernel where there is none (no `products`, no `accumulators`)."""
+    """One fused product; a map kernel where there is none (no `products`, no `accumulators`), a row kernel where that has statistics over
+    all of its columns, which no tile would hold."""
 
     name: str
     rows: tuple[str, ...]
@@ -222,6 +227,7 @@ class Gemm:
     phases: tuple[Phase, ...]
     ports: tuple[Port, ...] = ()
     sinks: tuple[Sink, ...] = ()
+    whole_rows: bool = False  # a row kernel
 
 
 @dataclass(frozen=True)

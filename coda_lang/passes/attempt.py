@@ -33,6 +33,7 @@ class Attempt:
         self.poisoned: set[str] = set()
         self.wanted: set[str] = set()
         self.new_lanes: set[str] = set()
+        self.whole_rows = False  # a block owns rows, and statistics over all columns stay in it
         self.maps = not anchor.accumulators
         if self.maps:
             self.align()

@@ -71,6 +71,7 @@ class _Partition:
             self._phases(),
             self.ports.all(),
             tuple(self.sinks),
+            self.placement.whole_rows,
         )
         return Plan(self.program, (gemm, *self.finishers.kernels()), notes=self.notes)
 
@@ -155,7 +156,8 @@ class _Partition:
         for env in self._positions(at):
             first = self.scopes[-1].first(missing, run_of(at, self.extents))
             access = Access(o.tensor.name, tuple((a, env[a]) for a in o.tensor.axes))
-            self.sinks.append(Point(access, self._scalar(value, env), first, o.tensor.dtype.name))
+            once = len(missing) == len(self.anchor.cols)
+            self.sinks.append(Point(access, self._scalar(value, env), first, o.tensor.dtype.name, once))
 
     # --- the Gemm ------------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ def _attempt(program: Program, anchor: Anchor, lanes: frozenset[str]) -> tuple[_
         placed, placement = run.place()
         if not run.problems or run.wanted <= groups:
             return run, placed, placement
-        groups |= run.wanted
+        groups |= run.wanted | (run.over_rows() if run.maps else frozenset())
 
 
 def _columns_first(program: Program, placement: Placement) -> float:
@@ -84,7 +84,7 @@ class _Run(Reductions):
             if o.value.name not in self.poisoned:
                 self.output(o.tensor, o.value)
         program = replace(self.program, eqns=tuple(self.eqns))
-        return program, Placement(self.anchor, self.places, self.axis_at, tuple(self.suffixes), self.outermost)
+        return program, Placement(self.anchor, self.places, self.axis_at, tuple(self.suffixes), self.outermost, self.whole_rows)
 
     # --- rules ---------------------------------------------------------------------------------------------------------
 

@@ -77,12 +77,39 @@ class Reductions(Attempt):
         if e.op == ops.GATHER.name or not isinstance(e.args[0], Var) or self.places[e.args[0].name].level != "tile":
             return False
         columns = [x for a, x in self.places[e.args[0].name].along().items() if a in e.attr("axes")]  # type: ignore[operator]
+        if self.takes_rows(frozenset(x.axis for x in columns)):
+            return True
         size = fixed_product(self.program, tuple(x.axis for x in columns))
         return all(self.anchor.side(x.axis) == "col" and not x.start for x in columns) and size is not None and size <= MAX_COLUMNS
+
+    def over_rows(self) -> frozenset[str]:
+        """The reductions over whole rows that a row kernel keeps: all of them, once it keeps one."""
+        kept = [self.defs[n] for n in self.wanted if self.takes_rows(self.reduced_columns(self.defs[n]))]
+        return frozenset(e.out.name for e in self.eqns if kept and self.keepable_here(e))
+
+    def keepable_here(self, e: Eqn) -> bool:
+        return ops.TABLE[e.op].kind == "reduce" and self.keepable(e) and self.takes_rows(self.reduced_columns(e))
+
+    def reduced_columns(self, e: Eqn) -> frozenset[str]:
+        """The columns that a reduction runs over."""
+        at = self.places[e.args[0].name].along() if isinstance(e.args[0], Var) else {}
+        return frozenset(at[a].axis for a in at if a in e.attr("axes"))  # type: ignore[operator]
+
+    def takes_rows(self, columns: frozenset[str]) -> bool:
+        """Could a row kernel keep a statistic over these columns? Over all, if no tile holds them and tensors are stored by rows."""
+        size = fixed_product(self.program, self.anchor.cols)
+        if not self.maps or not self.anchor.rows or columns != set(self.anchor.cols) or size is not None and size <= MAX_COLUMNS:
+            return False
+        wide = {*self.anchor.rows, *self.anchor.cols}
+        stored = [t.axes for t in self.program.inputs] + [o.tensor.axes for o in self.program.outputs]
+        inner = [[x.axis for a in axes if isinstance(x := self.axis_at.get(a), Along)] for axes in stored]
+        return all(axes[-1] in self.anchor.cols for axes in inner if wide <= set(axes))
 
     def group(self, e: Eqn, p: Place, kept: dict[str, Along | str], along: dict[str, Along]) -> Place | None:
         """A statistic over inner columns that one tile holds: known in the next phase."""
         axes = tuple(x.axis for x in along.values())
+        if self.takes_rows(frozenset(axes)):
+            return self.of_rows(e, p, kept)
         size = fixed_product(self.program, axes)
         outer = [x.axis for x in kept.values() if isinstance(x, Along) and self.anchor.side(x.axis) == "col"]
         if size is None and self.lanes_instead(outer):
@@ -97,11 +124,22 @@ class Reductions(Attempt):
             return self.refuse(no.partial_run(e, self.defs))
         missing = [a for a in self.anchor.cols if a not in {x.axis for x in dict(p.at).values() if isinstance(x, Along)}]
         group = frozenset((*axes, *missing))
-        if any(not (group <= s or s <= group) for s in self.suffixes):
+        if any(not (group <= s or s <= group) for s in self.suffixes) or self.whole_rows:
             return self.refuse(no.crossing_groups(e, tuple(along)))
         if set(missing) - set(axes) and not any(frozenset(missing) == s for s in self.suffixes):
             return self.refuse(no.partial(e, tuple(along), kept, self.anchor))
         self.suffixes.add(group)
+        return Place("tile", tuple(kept.items()), p.phase + 1, because=e)
+
+    def of_rows(self, e: Eqn, p: Place, kept: dict[str, Along | str]) -> Place | None:
+        """A statistic over whole rows, which the block that owns them knows once it has walked them."""
+        group = frozenset(self.anchor.cols)
+        if any(s != group for s in self.suffixes):
+            return self.refuse(no.crossing_groups(e, tuple(e.attr("axes"))))  # type: ignore[arg-type]
+        if self.outermost is not None:
+            return self.refuse(no.partial_run(e, self.defs))
+        self.suffixes.add(group)
+        self.whole_rows = True
         return Place("tile", tuple(kept.items()), p.phase + 1, because=e)
 
     def lanes_instead(self, kept: list[str]) -> bool:

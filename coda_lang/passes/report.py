@@ -98,6 +98,9 @@ def _multiplied(part: Plan, tensor: str) -> bool:
 
 
 def _gemm(kernel: Gemm) -> str:
+    if kernel.whole_rows:
+        rows, cols = listed(kernel.rows), listed(kernel.cols)
+        return f"map {kernel.name}: each block owns rows ({rows}) and walks their columns ({cols}) once a phase, no product"
     if not kernel.products:
         return f"map {kernel.name}: rows {listed(kernel.rows)}, columns {listed(kernel.cols)}, no product"
     segments = f", {len(kernel.accumulators)} accumulators side by side" if len(kernel.accumulators) > 1 else ""

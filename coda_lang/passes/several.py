@@ -21,6 +21,7 @@ from .batches import position, why
 from .layout import granule, layout
 from .partition import partition
 from .place import place
+from .rows import merged
 from .simplify import live
 from .stages import Stages, named
 from .stages import cut as cut_program
@@ -43,7 +44,7 @@ def cut(state: State) -> State:
         made = staged(state, found)
     except CodaError as e:
         raise _real(whole or CodaError(list(reasons)), e, len(found.programs)) from None
-    if len(made.stages) < 2 and not found.same and whole:
+    if len(found.programs) < 2 and len(made.stages) < 2 and not found.same and whole:
         raise whole
     return replace(made, why=tuple(whole.diagnostics) if whole else reasons)
 
@@ -67,7 +68,7 @@ def staged(state: State, found: Stages) -> State:
     name = state.program.name
     programs: list[Program] = []
     problems: list[Diagnostic] = []
-    for p in found.programs:
+    for p in merged(found.programs, {o.tensor.name for o in state.program.outputs}, is_row_kernel):
         try:
             programs += fitting(p)
         except CodaError as e:
@@ -150,10 +151,19 @@ def _problem(program: Program, rows: tuple[tuple[str, frozenset[str]], ...] = ()
         text = f"`{program.name}` has {wide} columns in its narrowest tile, of {MAX_COLUMNS}"
         return CodaError([Diagnostic("C0601", text, program.span, "this program", help="use fewer lanes, or smaller groups of columns")])
     held, most = _staged_bytes(state), MOST_BYTES if state.plan and state.plan.gemm.products else 2 * MOST_BYTES
-    if held > most:
+    if held > most and not (state.plan and state.plan.gemm.whole_rows):
         text = f"`{program.name}` loads and stores too many tiles at once: {held} bytes of {most}"
         return CodaError([Diagnostic("C0601", text, program.span, "this program", help="store fewer outputs, or split the program")])
     return None
+
+
+def is_row_kernel(program: Program) -> bool:
+    """Is this stage one kernel that keeps the statistics of its rows?"""
+    try:
+        plan = _kernel(State(program)).plan
+    except CodaError:
+        return False
+    return plan is not None and plan.gemm.whole_rows
 
 
 def _staged_bytes(state: State) -> int:

@@ -101,6 +101,7 @@ class Placement:
     axis_at: dict[str, Along | str]  # where an axis of an input lies
     suffixes: tuple[frozenset[str], ...] = ()  # column axes that must be innermost together: groups with statistics
     outermost: str | None = None  # the column axis that is split into runs
+    whole_rows: bool = False  # statistics over all columns, which no tile holds: a row kernel
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,17 @@
-"""The fixed Hopper GEMM: TMA loads, WGMMA, persistent ping-pong and cooperative schedules, and an epilogue that reads a `spec.Gemm`."""
+"""The fixed Hopper GEMM: TMA loads, WGMMA, persistent ping-pong and cooperative schedules, and an epilogue that reads a `spec.Gemm`; map
+kernels, the same without a product, and row kernels."""
 
+from collections.abc import Callable
+
+from ..row_configs import of_rows
+from ..spec import Config, Launch
 from .kernel import GemmSm90
+from .rows import RowsSm90
 
-__all__ = ["GemmSm90"]
+
+def kernel_of(launch: Launch, config: Config, functions: dict[str, Callable]) -> GemmSm90 | RowsSm90:
+    """The kernel of a record, to be compiled."""
+    return (RowsSm90 if of_rows(launch) else GemmSm90)(launch, config, functions)  # type: ignore[arg-type]
+
+
+__all__ = ["GemmSm90", "RowsSm90", "kernel_of"]

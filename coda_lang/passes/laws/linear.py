@@ -45,6 +45,8 @@ def rewrite(program: Program, late: Iterable[str] = ()) -> tuple[Program, tuple[
         inner, outer = apart
         start = len(b.eqns)
         value = _combined(b, e, inner, outer)
+        if e.op == ops.SUM.name and any(program.extent(a) is None for a in axes_of(e)):  # a sum over nothing is 0 whatever r is
+            value = b.where(b.size(axes=tuple(e.attr("axes"))) > 0, value, 0.0)  # type: ignore[arg-type]
         missing = tuple(a for a in e.out.ty.axes if a not in value.ty.axes)
         if missing:
             b.expand(value, axes=missing)
