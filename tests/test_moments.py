@@ -114,7 +114,7 @@ def test_partial_moments_are_as_accurate_as_two_passes(ratio: float, kept: str) 
     truth = x.double().var(dim, unbiased=False) * n
     sink = spec.RowReduce("moments", "work") if kept == "row" else spec.ColReduce("moments", "work")
     kernel = spec.Gemm("k", (), (), (), sinks=(sink,), rows=("m",), cols=("n",))
-    run = twin._Run(kernel, {}, {"x": x}, {"m": x.shape[0], "n": x.shape[1]}, {}, torch_fns.Written(), None)
+    run = twin._Run(kernel, {}, {"x": x}, {"m": x.shape[0], "n": x.shape[1]}, {}, torch_fns.Written())
     run.size = tuple(x.shape)
     work = run.partials(kernel, sink, x, spec.Config(128, 128))
     assert work.shape[0] == spec.PLANES["moments"] and work[0].sum(0).unique().tolist() == [float(n)]
@@ -129,7 +129,7 @@ def test_partial_moments_are_as_accurate_as_two_passes(ratio: float, kept: str) 
 def test_parts_of_nothing_do_not_count() -> None:
     x = torch.randn(3, 300)
     kernel = spec.Gemm("k", (), (), (), sinks=(sink := spec.RowReduce("moments", "work", spec.Window(200, 50)),), rows=("m",), cols=("n",))
-    run = twin._Run(kernel, {}, {"x": x}, {"m": 3, "n": 300}, {}, torch_fns.Written(), None)
+    run = twin._Run(kernel, {}, {"x": x}, {"m": 3, "n": 300}, {}, torch_fns.Written())
     run.size = (3, 300)
     work = run.partials(kernel, sink, x, spec.Config(128, 128))
     assert work[0, :, 0].tolist() == [0.0, 50.0, 0.0] and not work.isnan().any()
