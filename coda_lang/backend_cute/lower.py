@@ -14,7 +14,7 @@ from ..diagnostics.model import CodaError, Diagnostic
 from ..ir import kernels as k
 from ..passes.layout import granule
 from ..passes.state import extents, fixed_product, nominal
-from . import configs
+from . import configs, row_configs
 from . import spec as s
 from .together import alike, together
 
@@ -73,6 +73,8 @@ def _loosened(kernel: s.Gemm | s.Finish) -> s.Gemm | s.Finish:
         matrices = [m for p in kernel.products for m in (p.a, *p.b)]
         matrices += [x.matrix for x in (*kernel.ports, *kernel.sinks) if isinstance(x, (s.Tile, s.Store))]
         tiles = {m.tensor for m in matrices}
+        if row_configs.of_rows(kernel):  # which reads vectors along its columns in runs
+            tiles |= {p.tensor for p in kernel.ports if isinstance(p, s.Load) and any(i.of == "col" for i in p.index)}
     return replace(kernel, tensors=tuple(replace(t, loose=t.role != "work" and t.name not in tiles) for t in kernel.tensors))
 
 

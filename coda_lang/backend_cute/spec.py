@@ -60,8 +60,8 @@ class Tensor:
     any reads it. Kernels may merge its axes differently, so the launcher gives it strides for which every kernel's modes are views:
     each axis's stride is that of the axis inside it times its extent, and, where *every* kernel has a mode boundary, rounded up to
     16 bytes. The compiler chose an axis order for which no kernel needs a copy.
-    `loose`: the kernel touches it element by element (`Load`, `Point`, what a finisher writes), never as a tile. Then its address is a
-    multiple of its element alone, and only the last stride is fixed: 1.
+    `loose`: the kernel touches it element by element (`Load`, `Point`, what a finisher writes), never as a tile, nor, in a row kernel, in
+    runs along columns. Then its address is a multiple of its element alone, and only the last stride is fixed: 1.
     """
 
     name: str

@@ -50,7 +50,8 @@ class Plan:
         """Is a vector read at neighbouring places by neighbouring columns?"""
         *outer, last = port.index
         plain = last.of == "col" and not last.mod and not last.offset and prod(s if isinstance(s, int) else 2 for s in last.div) == 1
-        return plain and not any(i.of == "col" for i in outer)
+        aligned = not self.records[port.tensor].loose and self.records[port.tensor].role != "work"
+        return plain and aligned and not any(i.of == "col" for i in outer)
 
 
 class Columns(Fixed):
