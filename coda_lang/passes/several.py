@@ -31,6 +31,7 @@ Pass = Callable[[State], State]
 
 MOST_ORDERS = 24  # of an intermediate's axes that are tried
 MOST_BYTES = 104 * 1024  # of shared memory, for tiles on their way; the rest is the operands'
+MOST_ROWS = 48 * 1024  # the same measure of a row kernel, whose elements are in registers: a dozen tiles of 16 bits
 
 
 def cut(state: State) -> State:
@@ -150,8 +151,9 @@ def _problem(program: Program, rows: tuple[tuple[str, frozenset[str]], ...] = ()
     if wide > MAX_COLUMNS:
         text = f"`{program.name}` has {wide} columns in its narrowest tile, of {MAX_COLUMNS}"
         return CodaError([Diagnostic("C0601", text, program.span, "this program", help="use fewer lanes, or smaller groups of columns")])
-    held, most = _staged_bytes(state), MOST_BYTES if state.plan and state.plan.gemm.products else 2 * MOST_BYTES
-    if held > most and not (state.plan and state.plan.gemm.whole_rows):
+    gemm = state.plan.gemm
+    held, most = _staged_bytes(state), MOST_ROWS if gemm.whole_rows else MOST_BYTES if gemm.products else 2 * MOST_BYTES
+    if held > most:
         text = f"`{program.name}` loads and stores too many tiles at once: {held} bytes of {most}"
         return CodaError([Diagnostic("C0601", text, program.span, "this program", help="store fewer outputs, or split the program")])
     return None
@@ -159,10 +161,9 @@ def _problem(program: Program, rows: tuple[tuple[str, frozenset[str]], ...] = ()
 
 def is_row_kernel(program: Program) -> bool:
     """Is this stage one kernel that keeps the statistics of its rows?"""
-    try:
-        plan = _kernel(State(program)).plan
-    except CodaError:
+    if _problem(program) is not None:
         return False
+    plan = _kernel(State(program)).plan
     return plan is not None and plan.gemm.whole_rows
 
 
