@@ -110,6 +110,36 @@ def test_a_sample_of_configurations(name):
     check([gemm_cases.ALL[name]], lambda _: chosen)
 
 
+TOGETHER = (("linear", "residual", "rope"), ("two_tiles", "reductions"), ("major_mk", "linear"))
+
+
+def together(names: tuple[str, ...]) -> SimpleNamespace:
+    """Hand-written Gemms in one launch."""
+    cases = [gemm_cases.ALL[name] for name in names]
+    functions = {name: fn for case in cases for name, fn in case.functions.items()}
+    fixed = {axis: n for case in cases for axis, n in case.fixed.items()}
+    return SimpleNamespace(gemm=spec.joined(tuple(case.gemm for case in cases)), functions=functions, fixed=fixed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", TOGETHER, ids="+".join)
+def test_gemms_together_are_the_sum_of_what_they_are_alone(names):
+    """One loop each, nothing between them: no spills, and no more code than the kernels apart."""
+    case = together(names)
+    config = configs.default(case.gemm, 4096, 4096, 4096)
+    check([case], lambda _: [config])
+    alone = [compiler.job(g, config, case.functions, case.fixed) for g in case.gemm.gemms]
+    paths = compiler.objects_for([compiler.job(case.gemm, config, case.functions, case.fixed), *alone])
+    both, *each = (len(sass.instructions(sass.disassemble(path))) for path in paths)
+    assert both <= 1.05 * sum(each)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("names", TOGETHER, ids="+".join)
+def test_gemms_together_with_every_configuration(names):
+    check([together(names)], configs.offered)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [*SPECS, *(pytest.param(p, marks=pytest.mark.nightly) for p in WHOLE)], ids=name_of)
 def test_specs_with_default_configurations(source, tmp_path):
