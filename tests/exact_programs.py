@@ -64,22 +64,26 @@ def planned(model, exact):
 def on_stand_ins(model, rows):
     """Let a model of `coda_lang.nn` run the way that CUDA tensors go, with stand-ins for kernels (needs the fixture `path`)."""
     from bench.gpu_models import calls_of
-    from coda_lang.backend_cute import derivative
-    from coda_lang.backend_cute.function import fixed
-    from tests.autograd_cases import Kernels
 
-    made = {}
-    for fn, extents in calls_of(model, rows):
-        known = {**derivative.extents(fn.backward, extents), **extents}
-        objects = Kernels(fn.functions, known, fixed(fn.program), [], fn.program.loops)
-        made[fn.program.name.split("_")[-1]] = type(fn)(
-            fn.program, fn.functions, fn._reference, saving=fn.saving, backward=fn.backward, residuals=fn.residuals,
-            cotangents=fn.cotangents, gradients=fn.gradients, objects=objects,
-        )  # fmt: skip
+    made = {fn.program.name.split("_")[-1]: by_stand_ins(fn, extents) for fn, extents in calls_of(model, rows)}
     for part in model.modules():
         if "programs" in vars(part):
             part.programs = Named(made)
     return model
+
+
+def by_stand_ins(fn, extents):
+    """A function like `fn` for calls of these extents, whose kernels are stand-ins."""
+    from coda_lang.backend_cute import derivative
+    from coda_lang.backend_cute.function import fixed
+    from tests.autograd_cases import Kernels
+
+    known = {**derivative.extents(fn.backward, extents), **extents}
+    objects = Kernels(fn.functions, known, fixed(fn.program), [], fn.program.loops)
+    return type(fn)(
+        fn.program, fn.functions, fn._reference, saving=fn.saving, backward=fn.backward, residuals=fn.residuals,
+        cotangents=fn.cotangents, gradients=fn.gradients, objects=objects,
+    )  # fmt: skip
 
 
 class Named:
