@@ -52,9 +52,9 @@ SPEED = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 28672, 4096))
 
 
 def parse(key: str) -> Config:
-    tile, kind, cluster = key.split("_")
+    tile, kind, cluster, *step = key.split("_")
     (m, n), (cm, cn) = map(int, tile.split("x")), map(int, cluster[1:].split("x"))
-    return Config(m, n, kind == "pp", cm, cn)
+    return Config(m, n, kind == "pp", cm, cn, int(step[0][1:]) if step else 0)
 
 
 def wanted(name: str, gemm: Gemm, quick: bool) -> list[str]:
