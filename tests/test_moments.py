@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -154,3 +156,11 @@ def test_the_planned_variance_of_a_product_is_that_of_two_passes(ratio: float) -
     assert isinstance(gemm, Gemm) and isinstance(finish, Finish), "one kernel and its finisher"
     assert [type(s) for s in gemm.sinks] == [Store, Reduce]
     assert configs.partial_shape(fn.program.kernels[0], spec.Config(128, 128), fn.program.kernels[0].sinks[1], 19, 300) == (4, 3, 19)
+
+
+def test_a_gpt2_block_passes_over_a_tensor_once_a_norm_forward_and_once_backward() -> None:
+    source = (Path(__file__).parent.parent / "specs" / "gpt2" / "attn_out_mlp.coda").read_text(encoding="utf-8")
+    plan = passes.trained(only(source))
+    assert plan.derived is not None
+    forward, backward = (passes_over(p, {"m", "d"}) for p in (plan, plan.derived.backward))
+    assert len(forward) == len(backward) == 2, (forward, backward)
