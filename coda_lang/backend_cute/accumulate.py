@@ -1,7 +1,7 @@
 """The buffers of `accumulate_into`: gradients are added to them instead of being returned.
 
 In: a `Function`, the tensors of a call, what the caller gave. Out: the buffers by place of their input, or `CallError` with everything that
-is wrong with them. Non-goal: adding to them (`autograd`).
+is wrong with them; how one is added to, and what is left to do once the kernels have run. Non-goal: kernels that add (`into`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import arguments, errors
-from .derivative import Derivative
+from .derivative import INTO, SUM, Derivative
 
 BUFFERS = (torch.float32, torch.bfloat16)
 
@@ -48,6 +48,21 @@ def buffers(fn: Any, tensors: Sequence[Any], given: Mapping[str, Any], derivativ
     if problems:
         raise errors.CallError(problems)
     return made
+
+
+def code(buffer: torch.Tensor) -> int:
+    """How the gradient is asked for: by the kernel that stores it, where the buffer can be seen with any axes; else in f32, added after."""
+    return INTO["f32" if buffer.dtype is torch.float32 else "bf16"] if buffer.dtype in BUFFERS and buffer.is_contiguous() else SUM
+
+
+def settle(buffer: torch.Tensor, gradient: torch.Tensor, added: bool) -> None:
+    """Finish a buffer: `gradient` is the sum already (`added`), perhaps the buffer itself, or what is to be added."""
+    if not added:
+        buffer.add_(gradient.reshape(buffer.shape))
+    elif gradient.data_ptr() != buffer.data_ptr():
+        buffer.copy_(gradient.reshape(buffer.shape))
+    else:
+        torch.autograd.graph.increment_version(buffer)
 
 
 def _buffer_problem(tensor: torch.Tensor, buffer: Any, tensors: Sequence[Any]) -> tuple[str, str]:

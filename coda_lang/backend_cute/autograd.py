@@ -20,9 +20,9 @@ from typing import Any, Protocol
 
 import torch
 
-from . import arguments, errors, host, plans, spec, torch_fns, twin
+from . import accumulate, arguments, errors, host, plans, spec, torch_fns, twin
 from .binding import Binding
-from .derivative import NO, SUM, YES, Derivative, Saving, Step, extents
+from .derivative import NO, YES, Derivative, Saving, Step, extents
 from .prune import prune
 
 Extents = Mapping[str, int]
@@ -147,7 +147,7 @@ class Training:
     def _remember(self, kind: Kind, key: tuple, step: Step, cotangents: Sequence[Any]) -> None:
         """Keep what a backward did, where it was nothing but a plan over saved tensors and cotangents as they came."""
         asked, saved_key, cotangents_key = key
-        if saved_key is None or cotangents_key is None or SUM in asked or not (step.program.inputs and step.program.outputs):
+        if saved_key is None or cotangents_key is None or max(asked) > YES or not (step.program.inputs and step.program.outputs):
             return
         if any(isinstance(place, tuple) for place in step.gives):
             return
@@ -176,6 +176,7 @@ class Training:
         known = ctx.kind.extents
         kept = {n: t if t is not None else v for n, t, v in zip(ctx.kind.saving.kept, saved, ctx.numbers or saved)}
         step = self.derivative.step(asked, [g is not None for g in cotangents])
+        kept |= {n: self.buffers[i].view([known[x] for x in self._axes(step, n)]) for n, i in step.buffers.items()}
         given = [
             kept[source] if isinstance(source, str) else _cotangent(cotangents, source, a, known)
             for source, a in zip(step.reads, step.program.inputs)
@@ -198,18 +199,21 @@ class Training:
                 g = kept[place[0]].clone()
             else:
                 g = _cotangent(cotangents, place[0], self.argument[self.derivative.inputs[i]], known)
-            if asked[i] == SUM:
-                self.buffers[i].add_(g.reshape(self.buffers[i].shape))
+            if asked[i] > YES:
+                accumulate.settle(self.buffers[i], g, i in step.buffers.values())
                 gradients.append(None)
             else:
                 gradients.append(g if g.shape == ctx.kind.shapes[i] else g.reshape(ctx.kind.shapes[i]))
         return gradients, step
 
+    def _axes(self, step: Step, name: str) -> tuple[str, ...]:
+        return next(a.axes for a in step.program.inputs if a.name == name)
+
     def _asked(self, ctx: Any) -> tuple[int, ...]:
         """Which gradients this pass of the engine wants: of the inputs that need one, perhaps not all (`torch.autograd.grad`)."""
         asked = ctx.kind.saving.asked
         if self.buffers:
-            asked = tuple(SUM if i in self.buffers and a else a for i, a in enumerate(asked))
+            asked = tuple(accumulate.code(self.buffers[i]) if i in self.buffers and a else a for i, a in enumerate(asked))
         if _executes is None or sum(map(bool, asked)) < 2:
             return asked
         nodes = iter(ctx.next_functions)

@@ -8,16 +8,17 @@ decided once and kept. Needs neither torch nor cutlass. Non-goals: running them 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from . import loops, slices, spec
+from . import into, loops, slices, spec
 from .prune import Single, each, prune, target, used, without, written
 
 Functions = Mapping[str, Callable[..., tuple]]
 Mask = tuple[bool, ...]
 
 NO, YES, SUM = 0, 1, 2  # of an input's gradient: not asked for, in the input's dtype, in f32 to be added to a buffer
+INTO = {"f32": 3, "bf16": 4}  # added to a buffer of this dtype by the kernel that stores it
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Step:
     """A backward. `reads`: per input of `program`, the name of a kept tensor or the place of an output whose cotangent it is.
 
     `gives`: per input of the forward, where its gradient is: a result's place, (tensor read as in `reads`) where it is that tensor
-    itself, or None where there is none. `asked` and `known` say what the step was made for.
+    itself, or None where there is none. `asked` and `known` say what the step was made for. `buffers`: inputs of `program` that are the
+    buffer of a forward's input, by its place.
     """
 
     program: spec.Program
@@ -50,6 +52,7 @@ class Step:
     gives: tuple[int | tuple[str | int] | None, ...]
     asked: tuple[int, ...]
     known: Mask
+    buffers: Mapping[str, int] = field(default_factory=dict)
 
 
 class Derivative:
@@ -88,7 +91,7 @@ class Derivative:
         return self._savings[key]
 
     def step(self, asked: Sequence[int], known: Sequence[bool]) -> Step:
-        """The backward for inputs' gradients as `asked` (NO, YES, SUM), where the cotangents of the outputs in `known` are not zero."""
+        """The backward for inputs' gradients as `asked` (NO, YES, SUM, INTO), where cotangents of the outputs in `known` are not zero."""
         key = (tuple(asked), tuple(known))
         if key not in self._steps:
             self._steps[key] = self._step(*key)
@@ -117,8 +120,10 @@ class Derivative:
         program, pruned = prune(self.backward, self.functions, computed, whole=self.whole)
         if not self.whole:
             program, pruned = without(program, pruned, {c for c, o in self.cotangent.items() if o not in there})
-        sums = {names[i] for i, a in zip(self.inputs, asked) if a == SUM and i in names}
-        program, functions = widen(program, pruned, sums)
+        program, functions, buffers = self._into(program, pruned, asked, names)
+        added = {name.removesuffix(into.SUFFIX) for name in buffers}
+        sums = {names[i] for i, a in zip(self.inputs, asked) if a > YES and i in names} - added
+        program, functions = widen(program, functions, sums)
         reads = self._read_by(program)
         program = replace(program, inputs=tuple(a for a in program.inputs if a.name in reads))
         places = {o.name: i for i, o in enumerate(program.outputs)}
@@ -126,7 +131,19 @@ class Derivative:
         for name in self.inputs:
             g = names.get(name)
             gives.append(None if g is None else (self._source(same[g]),) if g in same else places[g])
-        return Step(program, functions, tuple(self._source(a.name) for a in program.inputs), tuple(gives), asked, known)
+        return Step(program, functions, tuple(self._source(a.name) for a in program.inputs), tuple(gives), asked, known, buffers)
+
+    def _into(
+        self, program: spec.Program, functions: Functions, asked: tuple[int, ...], names: Mapping[str, str]
+    ) -> tuple[spec.Program, Functions, dict[str, int]]:
+        """The program whose kernels add to buffers what they can; which of its inputs are these."""
+        buffers: dict[str, int] = {}
+        for place, (name, wanted) in enumerate(zip(self.inputs, asked)):
+            dtype = next((d for d, code in INTO.items() if code == wanted), "")
+            found = into.added(program, functions, names[name], dtype) if dtype and name in names else None
+            if found is not None:
+                (program, functions), buffers[names[name] + into.SUFFIX] = found, place
+        return program, functions, buffers
 
     def _reached(self, gradient: str, there: set[str]) -> bool:
         """May a gradient be other than zero? It is linear in the cotangents, so only if it reads one that is there, or none at all."""

@@ -287,7 +287,8 @@ class _Planner(Looping, Working):
 
     def _fresh(self, argument: spec.Argument) -> int:
         """The slot of an output, as a caller gets it."""
-        slot = self._contiguous(self.binding.returned(argument), DTYPES[argument.dtype])
+        into = dict(self.program.into).get(argument.name)
+        slot = self.home[into] if into else self._contiguous(self.binding.returned(argument), DTYPES[argument.dtype])
         self.returns[argument.name] = self.home[argument.name] = slot
         return slot
 

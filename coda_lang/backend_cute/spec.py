@@ -376,6 +376,7 @@ class Program:
     temps: tuple[Argument, ...] = ()
     same: tuple[tuple[str, str], ...] = ()
     loops: tuple[Loop, ...] = ()
+    into: tuple[tuple[str, str], ...] = ()  # outputs that are written over an input which their kernel adds to them: (output, input)
 
 
 def launches(program: Program) -> tuple[Launch, ...]:
