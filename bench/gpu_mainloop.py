@@ -20,17 +20,19 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
+
+from gemm_objects import compiled, parse  # noqa: E402
 
 from coda_lang.backend_cute import configs, layout  # noqa: E402
-from coda_lang.backend_cute.spec import Config, Gemm, planes  # noqa: E402
+from coda_lang.backend_cute.spec import Config, Gemm  # noqa: E402
 
 SIZES = ((1, 1, 1), (7, 128, 7), (128, 7, 128), (129, 1000, 104), (1000, 1000, 1000), (520, 136, 4096), (4096, 520, 72))
 QUICK = ((7, 128, 7), (129, 1000, 104), (1000, 520, 1000))
 SWEEP = ("linear", "residual", "rope")  # with every configuration of `PICK`
 PICK = (
     "128x128_pp_c1x1", "128x192_pp_c2x1", "128x160_pp_c1x2", "192x128_pp_c1x2", "64x256_pp_c2x1",
-    "256x128_coop_c2x1", "256x160_coop_c1x2", "256x208_coop_c2x1", "128x256_coop_c1x2",
+    "256x128_coop_c2x1", "256x160_coop_c1x2", "256x208_coop_c2x1", "128x256_coop_c1x2", "64x64_pp_c1x1", "64x32_pp_c2x1",
 )  # fmt: skip
 TIMED = {
     "linear": (
@@ -51,12 +53,6 @@ NARROW = {"major_mn": ("128x160_pp_c2x1", "128x208_pp_c1x2"), "halves_n_major": 
 SPEED = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 28672, 4096))
 
 
-def parse(key: str) -> Config:
-    tile, kind, cluster, *step = key.split("_")
-    (m, n), (cm, cn) = map(int, tile.split("x")), map(int, cluster[1:].split("x"))
-    return Config(m, n, kind == "pp", cm, cn, int(step[0][1:]) if step else 0)
-
-
 def wanted(name: str, gemm: Gemm, quick: bool) -> list[str]:
     """Keys of the configurations to compile for a case."""
     offered = [c.key for c in configs.offered(gemm)]
@@ -70,51 +66,8 @@ def wanted(name: str, gemm: Gemm, quick: bool) -> list[str]:
 # --- compile ------------------------------------------------------------------------------------------------------------
 
 
-def fakes(case):
-    """Fake tensors for `cute.compile`, with the strides that `layout.pitched` promises."""
-    from cutlass import cute
-    from cutlass.cute.runtime import make_fake_tensor
-
-    from coda_lang.backend_cute.gemm_sm90.views import DTYPES
-
-    packed = layout.packed_tensors(case.gemm)
-    made = []
-    for record in case.gemm.tensors:
-        shape = list(mode_shape(case, record, lambda axis: cute.sym_int()))
-        if record.role == "work":
-            made.append(make_fake_tensor(DTYPES["f32"], *work_layout(case, record, cute), assumed_align=4))
-            continue
-        unit = max(16 // configs.BYTES[record.dtype], 1)
-        strides: list = [cute.sym_int64(divisibility=unit) for _ in shape]
-        if shape:
-            strides[-1] = 1
-        if record.name in packed:
-            strides[-2] = shape[-1]
-        made.append(make_fake_tensor(DTYPES[record.dtype], tuple(shape) or (1,), tuple(strides) or (1,), assumed_align=16))
-    return made
-
-
-def work_layout(case, record, cute):
-    """A contiguous [parts, length], with planes outside where the kind has them; of a `Point`, [length]."""
-    kinds = [s.kind for s in case.gemm.sinks if getattr(s, "work", None) == record.name]
-    outer = planes(kinds[0]) if kinds else ()
-    shape = (*outer, *(cute.sym_int() for _ in range(2 if kinds else 1)))
-    return shape, tuple(cute.sym_int64() for _ in shape[1:]) + (1,)
-
-
-def mode_shape(case, record, free):
-    for mode in record.modes:
-        sizes = [case.fixed.get(axis) for axis in mode]
-        yield math.prod(sizes) if all(isinstance(s, int) for s in sizes) else free(mode)
-
-
 def build(directory: Path, quick: bool, resume: bool) -> None:
-    import cutlass
     import gemm_cases
-    from cutlass import cute
-    from cutlass.cute.runtime import make_fake_stream
-
-    from coda_lang.backend_cute.gemm_sm90 import kernel_of
 
     directory.mkdir(parents=True, exist_ok=True)
     manifest = []
@@ -125,13 +78,7 @@ def build(directory: Path, quick: bool, resume: bool) -> None:
             if resume and target.exists():
                 continue
             began = time.time()
-            kernel = kernel_of(case.gemm, parse(key), case.functions)
-            integers = [cutlass.Int32(1) for _ in case.gemm.extents]
-            stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-            compiled = cute.compile(kernel, *fakes(case), *integers, stream, options="--enable-tvm-ffi")
-            compiled.export_to_c(str(target.with_suffix(".o")), function_name="func")
-            subprocess.run(["gcc", "-shared", "-o", target, target.with_suffix(".o")], check=True)
-            target.with_suffix(".o").unlink()
+            compiled(name, key, target)
             print(json.dumps({**manifest[-1], "seconds": round(time.time() - began, 2)}), flush=True)
     (directory / "manifest.json").write_text(json.dumps(manifest))
 

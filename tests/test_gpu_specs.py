@@ -50,7 +50,7 @@ def test_configurations_are_defaults_and_of_every_kind(programs):
         picked = gpu_specs.chosen(gemm, 4)
         assert len(set(picked)) == len(picked) == min(4, len(configs.offered(gemm))) and set(picked) <= set(configs.offered(gemm))
         assert configs.default(gemm, 4096, 4096, 4096) in picked
-    kinds = {(c.pingpong, c.cluster_m, c.cluster_n) for c in gpu_specs.chosen(gemm_of(programs["linear_bf16"]), 8)}
+    kinds = {(c.pingpong, c.cluster_m, c.cluster_n) for c in gpu_specs.chosen(gemm_of(programs["linear_bf16"]), 10)}
     assert len(kinds) == 6
 
 

@@ -41,13 +41,19 @@ from .spec import (
 
 TILE_K = 64
 MMA_ROWS = 64
+FEW_ROWS = 16  # tiles of 64 rows load so many at a time, and none beyond the matrix: TMA takes its time to fill in zeros
 WARPGROUPS = 2  # that multiply; one more loads
 SMEM_BYTES = 227 * 1024  # what one block may use on sm_90
 SMEM_RESERVED = 2048  # barriers, and the padding that aligns the buffers
 MIN_AB_STAGES = 3
-L2_BYTES = 56  # a cycle, to one multiprocessor with all of them reading; measured as where 128x128 without a cluster falls behind
-LOW_TILE = 1.05  # tiles of 64 rows were not timed at large shapes: they have to win by more than the model's error
-TILE_CYCLES = 600  # filling the pipeline and the rest of what a tile costs whatever its size
+ENOUGH_AB_STAGES, MAX_AB_STAGES, MAX_STORE_STAGES, MAX_TILE_STAGES = 8, 12, 4, 4
+AHEAD = 3000  # cycles that loads are wanted ahead of the products: what comes from the L2 cache under load takes about as long
+L2_BYTES = 69  # a cycle, to one multiprocessor with all of them reading
+MISS_BYTES = 50  # a cycle, to one multiprocessor, of what the L2 cache does not have: added to the time of what it has
+MEMORY_BYTES = 2700  # a cycle, to all of them
+SHARED_ENERGY = 0.0005  # of a byte that the tensor cores read of shared memory; a cycle of theirs is 1
+LATE_LOSS = 0.3  # of the time of the products, at the very most, where fewer stages are ahead
+START_CYCLES = 8000  # until the first operands are there, and after the last products
 
 Problem = tuple[int, int, int]  # rows, columns a segment, depth
 Wholes = Mapping[tuple[Product, ...], Launch]  # what kernels are variants of, by their products
@@ -57,6 +63,7 @@ BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i32": 4, "i64": 8, "bool": 1}
 _PINGPONG_TILES = ((128, 128), (128, 160), (128, 192), (128, 208), (192, 128), (64, 128), (64, 192), (64, 256))
 _COOPERATIVE_TILES = ((256, 128), (256, 160), (256, 192), (256, 208), (128, 192), (128, 224), (128, 256))
 _CLUSTERS = ((1, 1), (2, 1), (1, 2))
+_NARROW = tuple(Config(64, n, True, m) for n in (64, 32) for m in (1, 2))  # few rows: every multiprocessor brings a share of the weights
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,11 @@ def warpgroup_rows(config: Config) -> int:
 def accumulators(config: Config) -> int:
     """f32 accumulator registers of a thread."""
     return warpgroup_rows(config) * config.tile_n // 128
+
+
+def multiply_cycles(config: Config) -> int:
+    """Cycles that the tensor cores need for one k-block of a tile at full rate."""
+    return config.tile_m * config.tile_n // 32
 
 
 def max_accumulators(gemm: Gemm) -> int:
@@ -125,38 +137,48 @@ def step_columns(gemm: Gemm, config: Config) -> int:
 
 
 def budget(launch: Launch, config: Config) -> Budget | None:
-    """How shared memory is divided, or None where fewer than three mainloop stages would fit. Many tiles make the steps narrower.
+    """How shared memory is divided, or None where fewer than three mainloop stages would fit.
 
-    A map kernel has no mainloop: nothing but tiles on their way, and `ab_stages` is 0. Gemms that run together have the same steps and
-    stages, and each uses the room for tiles and stores in turn.
+    Wanted, most of all first: as many stages of operands as take `AHEAD` cycles to multiply, wide steps, three stages of stores and four
+    of tiles. A map kernel has no mainloop: nothing but tiles on their way, and `ab_stages` is 0. Gemms that run together have the same
+    steps and stages, and each uses the room for tiles and stores in turn.
     """
-    step_n = min(step_columns(gemm, config) for gemm in gemms(launch))
-    while True:
-        found = _divided(launch, config, step_n)
-        if found is not None or step_n % 16:
-            return found
-        step_n //= 2
+    widest = min(step_columns(gemm, config) for gemm in gemms(launch))
+    steps = [widest >> i for i in range(6) if not config.step and widest % (8 << i) == 0] or [widest]
+    enough = min(max(-(-AHEAD // multiply_cycles(config)), MIN_AB_STAGES), ENOUGH_AB_STAGES)
+    usual = [step for step in steps if step >= 16] or steps
+    for some in (usual, steps):  # narrower than usual only where nothing else fits
+        for ab_stages in range(enough, MIN_AB_STAGES - 1, -1):
+            for step_n in some:
+                for store_stages, tile_stages in ((3, 4), (2, 2)):
+                    found = _divided(launch, config, step_n, store_stages, tile_stages, ab_stages)
+                    if found is not None:
+                        return found
+    return None
 
 
-def _divided(launch: Launch, config: Config, step_n: int) -> Budget | None:
-    """The budget with steps of this width."""
+def _divided(launch: Launch, config: Config, step_n: int, store_stages: int, tile_stages: int, ab_stages: int) -> Budget | None:
+    """The budget with steps of this width and at least so many stages, None where they do not fit."""
     step_bytes, parts = WARPGROUPS * MMA_ROWS * step_n, gemms(launch)
-    products = bool(parts[0].products)
     store_bytes = max(sum(step_bytes * element_bytes(g, s.matrix) for s in tile_stores(g)) for g in parts)
     tile_bytes = max(sum(step_bytes * element_bytes(g, p.matrix) for p in g.ports if isinstance(p, Tile)) for g in parts)
-    ab_bytes = (config.tile_m + config.tile_n) * TILE_K * 2 if products else 0
-    least = MIN_AB_STAGES if products else 0
+    ab_bytes = (config.tile_m + config.tile_n) * TILE_K * 2 if parts[0].products else 0
     fixed = SMEM_RESERVED + max(scratch_bytes(g, step_n) for g in parts)
-    for store_stages, tile_stages in ((3, 4), (3, 3), (2, 2)):
-        epilogue = store_stages * store_bytes + tile_stages * tile_bytes
-        left = SMEM_BYTES - fixed - epilogue
-        ab_stages = min(left // ab_bytes, 8) if products else 0
-        if left >= 0 and ab_stages >= least + (store_stages > 2 and products):
-            break
-    if left < 0 or ab_stages < least:
+    left = SMEM_BYTES - fixed - store_stages * store_bytes - tile_stages * tile_bytes - ab_stages * ab_bytes
+    if left < 0:
         return None
-    smem = fixed + epilogue + ab_stages * ab_bytes
-    return Budget(step_n, ab_stages, store_stages if store_bytes else 0, tile_stages if tile_bytes else 0, smem)
+
+    def more(stages: int, size: int, most: int) -> int:
+        """Stages with those that fit into what is left."""
+        nonlocal left
+        added = min(left // size, most - stages) if size else -stages
+        left -= added * size
+        return stages + added
+
+    ab_stages = more(ab_stages, ab_bytes, MAX_AB_STAGES)
+    tile_stages = more(tile_stages, tile_bytes, MAX_TILE_STAGES)
+    store_stages = more(store_stages, store_bytes, MAX_STORE_STAGES)
+    return Budget(step_n, ab_stages, store_stages, tile_stages, SMEM_BYTES - left)
 
 
 def scratch_bytes(gemm: Gemm, step_n: int) -> int:
@@ -205,6 +227,8 @@ def _offered(launch: Launch, limit: int) -> tuple[Config, ...]:
                 config = Config(tile_m, tile_n, pingpong, cluster_m, cluster_n)
                 if _legal(launch, config, limit):
                     found.append(config)
+    if any(gemm.products for gemm in gemms(launch)):
+        found += [config for config in _NARROW if _legal(launch, config, limit)]
     return tuple(found)
 
 
@@ -292,33 +316,62 @@ def portfolio(launch: Launch, whole: Launch | None = None) -> tuple[Config, ...]
 
 
 def cycles(launch: Launch, config: Config, problems: Sequence[Problem], sms: int = 132) -> float:
-    """Estimated time in tensor-core cycles of the busiest multiprocessor. Blocks take tiles in turn, all of one Gemm before the next's.
+    """Estimated time in cycles of a multiprocessor that draws as much power as it would at a middling load.
 
+    A card under a power limit slows its clock until it draws what it may. With power growing as the cube of the clock, the time for
+    `busy` cycles in which `energy` is spent goes as busy**(2/3) * energy**(1/3). The constants were fitted to measurements of all
+    configurations (docs/decisions/0022). Blocks take tiles in turn, all of one Gemm before the next's.
     Of a row kernel, something to compare by.
     """
     if row_configs.of_rows(launch):
         (gemm,), ((m, n, _),) = gemms(launch), problems
         return row_configs.cost(gemm, config, m, n, sms)
     area, cluster = config.tile_m * config.tile_n, config.cluster_m * config.cluster_n
-    blocks = sms // cluster
-    low = LOW_TILE if config.tile_m == 64 else 1.0
-    multiply = low * area / 32  # cycles of one k-block of 64 at full rate
-    bring = TILE_K * 2 * (config.tile_m / config.cluster_n + config.tile_n / config.cluster_m) / L2_BYTES
-    starts, mains, epilogues = [0], [], []
+    found = budget(launch, config)
+    late = max(0.0, 1 - found.ab_stages * multiply_cycles(config) / AHEAD) if found is not None and found.ab_stages else 0.0
+    multiply = multiply_cycles(config) * (1 + LATE_LOSS * late)
+    starts, blocks, mains, epilogues, read, written, energy = [0], [], [], [], 0.0, 0.0, 0.0
     for gemm, (m, n, k) in zip(gemms(launch), problems, strict=True):
         rows, cols = -(-m // (config.tile_m * config.cluster_m)), -(-n // (columns_per_segment(gemm, config) * config.cluster_n))
+        tiles, depth = rows * cols * cluster, -(-k // TILE_K) if gemm.products else 0
+        few = min(-(-m // FEW_ROWS) * FEW_ROWS, config.tile_m) if config.tile_m == MMA_ROWS and config.cluster_n == 1 else config.tile_m
+        bring = TILE_K * 2 * (few / config.cluster_n + config.tile_n / config.cluster_m)  # bytes of a k-block, from the L2 cache
+        # Into it come, from memory, all operands, and again in each round what its tiles, side by side, do not share.
+        fresh = 2 * k * max(m + n * gemm.segments, 2 * tiles * math.sqrt(area / sms))
         starts.append(starts[-1] + rows * cols)
-        mains.append(-(-k // TILE_K) * max(multiply, bring) + TILE_CYCLES)
-        epilogues.append(area / 16 * (1 + 0.25 * (len(gemm.sinks) + len(gemm.ports) - 1)))
+        blocks.append(depth)
+        loads = bring / L2_BYTES + fresh / max(tiles * depth, 1) / MISS_BYTES
+        mains.append(depth * max(multiply * (1 + _swizzle_loss(gemm, config)), loads))
+        epilogues.append(area * (0.05 + 0.03 * (len(gemm.sinks) + len(gemm.ports) - 1)))
+        read, written = read + fresh, written + 2 * m * n * gemm.segments
+        energy += tiles * depth * (multiply + 0.01 * bring + SHARED_ENERGY * _operand_bytes(config))
+    used = max(sms // cluster, 1)
+    if blocks[0] and len(set(blocks)) == 1:  # as `scheduler.grid` has it
+        used = -(-starts[-1] // -(-starts[-1] // used))
 
     def busy(block: int) -> float:
         """A block's time; of ping-pong only the last epilogue shows."""
-        counts = [-(-max(end - block, 0) // blocks) - -(-max(start - block, 0) // blocks) for start, end in zip(starts, starts[1:])]
+        counts = [-(-max(end - block, 0) // used) - -(-max(start - block, 0) // used) for start, end in zip(starts, starts[1:])]
         shown = [min(c, 1) if config.pingpong else c for c in counts]
         last = max(c * e for c, e in zip(shown, epilogues)) if config.pingpong else sum(c * e for c, e in zip(shown, epilogues))
         return sum(c * m for c, m in zip(counts, mains)) + last
 
-    return max(busy(block) for block in {start % blocks for start in starts[:-1]})
+    longest = START_CYCLES + max(*(busy(block) for block in {start % used for start in starts[:-1]}), read / MEMORY_BYTES)
+    energy += 1.5 * longest * min(used, starts[-1]) * cluster + 0.05 * (read + written)
+    return longest**0.7 * (energy / sms) ** 0.3
+
+
+def _operand_bytes(config: Config) -> int:
+    """Bytes that the tensor cores read of shared memory for one k-block of a tile: 64 rows of A and all of B for each atom."""
+    return config.tile_m // MMA_ROWS * (MMA_ROWS + config.tile_n) * TILE_K * 2
+
+
+def _swizzle_loss(gemm: Gemm, config: Config) -> float:
+    """What the tensor cores lose on B with its columns contiguous, where those of a tile are no multiple of the widest swizzle's 64."""
+    records = {t.name: t for t in gemm.tensors}
+    contiguous = any(len(records[b.tensor].modes) - 1 in b.rows for product in gemm.products for b in product.b)
+    narrow = columns_per_segment(gemm, config)
+    return next(loss for size, loss in ((64, 0.0), (32, 0.01), (1, 0.25)) if narrow % size == 0) if contiguous else 0.0
 
 
 def part_columns(gemm: Gemm, config: Config, n: int) -> int:

@@ -45,8 +45,8 @@ class GemmSm90:
         memory = budget(spec, config)
         if memory is None:
             raise ValueError(f"{spec.name}: configuration {config.key} does not fit in shared memory")
-        self.spec, self.config, self.budget, self.multiprocessors = spec, config, memory, multiprocessors
-        self.problems = [Problem(gemm, config, memory, fns, library) for gemm in gemms(spec)]
+        self.spec, self.config, self.budget = spec, config, memory
+        self.problems = [Problem(gemm, config, memory, fns, library, multiprocessors) for gemm in gemms(spec)]
         self.shapes = [p.shape for p in self.problems]
         self.tile_loaders = WARPGROUPS if memory.tile_stages else 0  # warps that load tiles, one for each warpgroup
         # Enough registers for the accumulators and an epilogue; the loading warps need few.
@@ -62,7 +62,7 @@ class GemmSm90:
             rest = rest[len(records) :]
         atoms, direct, sizes = zip(*given)
         self.kernel(atoms, direct, tuple(extents.values()), sizes).launch(
-            grid=scheduler.grid(self.shapes, sizes, self.multiprocessors),
+            grid=scheduler.grid(self.shapes, sizes, self.blocks(sizes)),
             block=[(WARPGROUPS + 1) * THREADS, 1, 1],
             cluster=(self.config.cluster_m, self.config.cluster_n, 1),
             min_blocks_per_mp=1,
@@ -147,16 +147,19 @@ class GemmSm90:
 
     def shares(self, sizes, turn=None) -> list[scheduler.Share]:
         """This block's tiles of each problem; in ping-pong those of the warpgroup whose `turn` it is."""
-        blocks = [problem.blocks(depths) for problem, (_, _, depths) in zip(self.problems, sizes)]
-        return scheduler.shares(self.shapes, sizes, blocks, turn if self.config.pingpong else None)
+        return scheduler.shares(self.shapes, sizes, self.blocks(sizes), turn if self.config.pingpong else None)
+
+    def blocks(self, sizes) -> list:
+        """The k-blocks of a tile of each problem."""
+        return [problem.blocks(depths) for problem, (_, _, depths) in zip(self.problems, sizes)]
 
     # --- roles
 
     @cute.jit
     def load(self, ring, atoms, operands, sizes):
         cursor = Cursor.start(ring.stages)
-        for problem, (loads, _, _), (_, _, depths), share in zip(self.problems, atoms, sizes, self.shares(sizes)):
-            loader = Loader(problem.mainloop, ring, loads, *operands)
+        for problem, (loads, _, _), (m, _, depths), share in zip(self.problems, atoms, sizes, self.shares(sizes)):
+            loader = Loader(problem.mainloop, ring, loads, *operands, m)
             for work in cutlass.range(share.first, share.end, share.step, unroll=1):
                 row, col = share.tile(work)
                 cursor = loader.tile(row, col, depths, cursor)
@@ -187,7 +190,7 @@ class GemmSm90:
         if cutlass.const_expr(self.config.pingpong):
             first, step = first + group * step, step * WARPGROUPS
         for work in cutlass.range(first, rows * cols, step, unroll=1):
-            row, col = scheduler.tile_at(work, rows, cols, self.shapes[0].cluster)
+            row, col = scheduler.tile_at(work, rows, cols, self.shapes[0])
             wg_row = row if cutlass.const_expr(self.config.pingpong) else row * WARPGROUPS + group
             tile_cursor = epilogue.tile(epilogue.begin(None, wg_row, col, tile_cursor))
         epilogue.drain()
@@ -208,13 +211,14 @@ class GemmSm90:
             if cutlass.const_expr(pingpong):  # tiles before, of whichever problem, were this warpgroup's or the other's
                 cursor = Cursor.start(ring.stages).skip(share.before)
             for work in cutlass.range(share.first, share.end, share.step, unroll=1):
-                row, col = share.tile(work)
                 if cutlass.const_expr(pingpong):
                     cute.arch.barrier(barrier_id=TURN + group, number_of_threads=WARPGROUPS * THREADS)
                 cursor, last = multiplier.tile(depths, cursor)
                 if cutlass.const_expr(pingpong):
                     cute.arch.barrier_arrive(barrier_id=TURN + 1 - group, number_of_threads=WARPGROUPS * THREADS)
                     cursor = cursor.skip(blocks)
+                # Only the epilogue asks which tile this was: the divisions run while the last products do.
+                row, col = share.tile(work)
                 wg_row = row if cutlass.const_expr(pingpong) else row * WARPGROUPS + group
                 elements = epilogue.begin(multiplier.accumulator, wg_row, col, tile_cursor)
                 multiplier.finish(last)

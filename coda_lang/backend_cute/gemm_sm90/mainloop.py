@@ -16,7 +16,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 
-from ..configs import MMA_ROWS, TILE_K, columns_per_segment, warpgroup_rows
+from ..configs import FEW_ROWS, MMA_ROWS, TILE_K, columns_per_segment, warpgroup_rows
 from ..spec import Config, Gemm
 from . import views
 from .ring import Cursor, Fixed, Ring
@@ -64,7 +64,9 @@ class Mainloop:
         for product in gemm.products:
             record = records[product.a.tensor]
             dtype = views.DTYPES[record.dtype]
-            a = Operand(config.tile_m, 1, views.columns_contiguous(record, product.a), dtype)
+            contiguous = views.columns_contiguous(record, product.a)
+            few = contiguous and config.tile_m == MMA_ROWS and config.cluster_n == 1
+            a = Operand(config.tile_m, MMA_ROWS // FEW_ROWS if few else 1, contiguous, dtype)
             majors = {views.columns_contiguous(records[b.tensor], b) for b in product.b}
             dtypes = {records[b.tensor].dtype for b in product.b} | {record.dtype}
             if len(majors) != 1 or len(dtypes) != 1 or dtype.width != 16 or len(product.b) != gemm.segments:
@@ -76,11 +78,11 @@ class Mainloop:
         return (self.config.tile_m + self.config.tile_n) * TILE_K * 2
 
     def atoms_for(self, tensors: dict[str, cute.Tensor]):
-        """Host: (views, loads). loads[p] = ((atom, coords) of A, then of each segment of B)."""
+        """Host: (views, loads). loads[p] = ((atom, coords) of blocks of A, then of each segment of B)."""
         config, loads, shapes = self.config, [], []
         for product, (a, b) in zip(self.gemm.products, self.products):
             view = views.matrix_view(tensors[product.a.tensor], product.a)
-            rows = [views.load_atom(view, a.layout(a.rows), (a.rows, TILE_K), config.cluster_n, product.a.tensor)]
+            rows = [views.load_atom(view, a.layout(a.block_rows), (a.block_rows, TILE_K), config.cluster_n, product.a.tensor)]
             shapes.append(view)
             for matrix in product.b:
                 view = views.matrix_view(tensors[matrix.tensor], matrix)
@@ -111,8 +113,8 @@ class Mainloop:
 class Loader(Fixed):
     """The producer: copies the operands of a tile, k-block by k-block, into the ring."""
 
-    def __init__(self, mainloop: Mainloop, ring: Ring, loads, a_pointer, b_pointer):
-        self.mainloop, self.ring = mainloop, ring
+    def __init__(self, mainloop: Mainloop, ring: Ring, loads, a_pointer, b_pointer, m: Int32):
+        self.mainloop, self.ring, self.m = mainloop, ring, m
         config = mainloop.config
         x, y, _ = cute.arch.block_idx()
         self.a_mask = self.b_mask = None
@@ -125,11 +127,13 @@ class Loader(Fixed):
         for p, group in enumerate(loads):
             a, b = mainloop.products[p]
             sa, sb = mainloop.smem(a_pointer, b_pointer, p)
-            parts = [self._partition(group[0], sa, a.rows, y, config.cluster_n)]
-            for s in range(b.blocks):
-                block = cute.local_tile(sb, (b.block_rows, TILE_K, mainloop.stages), (s, 0, 0))
-                parts.append(self._partition(group[1 + s], block, b.block_rows, x, config.cluster_m))
-            self.parts.append(parts)
+            rows = [self._partition(group[0], self._block(sa, a, i), a.block_rows, y, config.cluster_n) for i in range(a.blocks)]
+            cols = [self._partition(group[1 + s], self._block(sb, b, s), b.block_rows, x, config.cluster_m) for s in range(b.blocks)]
+            self.parts.append((rows, cols))
+
+    def _block(self, smem, operand: Operand, index: int):
+        """The stages of one block of an operand."""
+        return cute.local_tile(smem, (operand.block_rows, TILE_K, self.mainloop.stages), (index, 0, 0))
 
     @staticmethod
     def _partition(load, smem, rows: int, share, peers: int):
@@ -144,18 +148,41 @@ class Loader(Fixed):
     def tile(self, row: Int32, col: Int32, depths: tuple, cursor: Cursor) -> Cursor:
         """Load all k-blocks of the tile at (row, col)."""
         for p in cutlass.range_constexpr(len(self.parts)):
+            within = self.m - row * self.mainloop.config.tile_m
+            outside = self.outside(p, within)
             for k in cutlass.range(self.mainloop.blocks(depths[p]), unroll=1):
-                self.ring.acquire(cursor)
-                self.copies(p, row, col, k, cursor)
+                self.ring.acquire(cursor, outside)
+                self.load_rows(p, row, k, within, cursor)
+                self.load_columns(p, col, k, cursor)
                 cursor = cursor.next()
         return cursor
 
-    def copies(self, p: int, row, col, k, cursor: Cursor) -> None:
-        for i, (atom, to, source) in enumerate(self.parts[p]):
-            mask = self.b_mask if i else self.a_mask
-            extra = {} if mask is None else {"mcast_mask": mask}
-            at = (None, col if i else row, k)
-            cute.copy(atom, source[at], to[(None, cursor.stage)], tma_bar_ptr=self.ring.barrier(cursor), **extra)
+    def outside(self, p: int, within: Int32):
+        """Bytes of a stage that are not loaded: blocks of A's rows beyond the first `within`."""
+        a = self.mainloop.products[p][0]
+        if a.blocks == 1:
+            return 0
+        loaded = (cutlass.min(cutlass.max(within, Int32(0)), a.rows) + (a.block_rows - 1)) // a.block_rows
+        return (a.blocks - loaded) * (a.block_rows * TILE_K * 2)
+
+    @cute.jit
+    def load_rows(self, p: cutlass.Constexpr, row: Int32, k: Int32, within: Int32, cursor: Cursor):
+        rows, blocks = self.mainloop.products[p][0].block_rows, self.mainloop.products[p][0].blocks
+        for i in cutlass.range_constexpr(blocks):
+            if cutlass.const_expr(blocks == 1):
+                self.copy(self.parts[p][0][i], row, k, self.a_mask, cursor)
+            else:
+                if i * rows < within:
+                    self.copy(self.parts[p][0][i], row * blocks + i, k, self.a_mask, cursor)
+
+    def load_columns(self, p: int, col: Int32, k: Int32, cursor: Cursor) -> None:
+        for part in self.parts[p][1]:
+            self.copy(part, col, k, self.b_mask, cursor)
+
+    def copy(self, part, index, k, mask, cursor: Cursor) -> None:
+        atom, to, source = part
+        extra = {} if mask is None else {"mcast_mask": mask}
+        cute.copy(atom, source[(None, index, k)], to[(None, cursor.stage)], tma_bar_ptr=self.ring.barrier(cursor), **extra)
 
 
 class Multiplier(Fixed):

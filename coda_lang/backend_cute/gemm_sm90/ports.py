@@ -162,4 +162,3 @@ class TileLoader(Fixed):
                 cute.copy(atom, source[at], to[(None, cursor.stage)], tma_bar_ptr=self.ring.barrier(cursor))
             cursor = cursor.next()
         return cursor
-

@@ -23,11 +23,12 @@ from .ring import Fixed, Ring
 class Problem:
     """One Gemm of a launch."""
 
-    def __init__(self, spec: Gemm, config: Config, memory: Budget, fns: dict[str, Callable], library):
+    def __init__(self, spec: Gemm, config: Config, memory: Budget, fns: dict[str, Callable], library, multiprocessors: int):
         self.spec = spec
         self.mainloop = Mainloop(spec, config, memory.ab_stages)
         self.plan = Plan(spec, config, memory, fns, library)
-        self.shape = scheduler.Shape(config.tile_m, self.mainloop.nb, (config.cluster_m, config.cluster_n))
+        cluster = config.cluster_m, config.cluster_n
+        self.shape = scheduler.Shape(config.tile_m, self.mainloop.nb, config.tile_n, cluster, multiprocessors)
         used = [p.tensor for p in spec.ports if isinstance(p, Load)] + [s.tensor for s in spec.sinks if isinstance(s, Point)]
         used += [s.matrix.tensor for s in spec.sinks if isinstance(s, Store) and s not in tile_stores(spec)]
         used += [s.work for s in spec.sinks if isinstance(s, (RowReduce, ColReduce))]

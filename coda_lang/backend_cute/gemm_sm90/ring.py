@@ -98,11 +98,11 @@ class Ring(Fixed):
             cute.arch.mbarrier_init(self.empty + i, self.empty_arrivals)
 
     @cute.jit
-    def acquire(self, cursor: Cursor):
-        """Producer: wait until the stage is empty, then announce the bytes to come."""
+    def acquire(self, cursor: Cursor, missing=0):
+        """Producer: wait until the stage is empty, then announce the bytes to come, all but the `missing` ones."""
         cute.arch.mbarrier_wait(self.empty + cursor.stage, cursor.phase ^ 1)
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(self.full + cursor.stage, self.bytes)
+            cute.arch.mbarrier_arrive_and_expect_tx(self.full + cursor.stage, self.bytes - missing)
 
     def barrier(self, cursor: Cursor) -> cute.Pointer:
         """What the loads into this stage report to."""

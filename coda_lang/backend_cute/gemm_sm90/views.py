@@ -115,5 +115,3 @@ def to_f32_or_int(value, dtype):
     if dtype.width == 8:
         return value != 0
     return value
-
-
