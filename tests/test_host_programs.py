@@ -22,7 +22,8 @@ RAGGED = (37, 21, 13, 5, 3)
 def stand_in(fn, tensors):
     device = arguments.check(fn.program, tensors)
     binding = bind(fn.program, arguments.shapes(tensors))
-    return host.plan(fn.program, binding, tensors, device, standins.StandIns(fn.functions, binding.extents, fixed(fn.program))).run(tensors)
+    objects = standins.StandIns(fn.functions, binding.extents, fixed(fn.program), fn.program.loops)
+    return host.plan(fn.program, binding, tensors, device, objects).run(tensors)
 
 
 @pytest.fixture(scope="module")

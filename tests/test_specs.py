@@ -95,6 +95,11 @@ def lm_loss(x, w, b, target):
     return F.cross_entropy(z, target, reduction="none", label_smoothing=0.1) + 1e-4 * z.logsumexp(dim=1).square()
 
 
+def experts(x, w):
+    z = torch.einsum("emd,efld->emfl", x, w)
+    return F.silu(z[..., 0]) * z[..., 1]
+
+
 def lm_mean_loss(x, w, target):
     return F.cross_entropy(F.linear(x, w), target)
 
@@ -143,6 +148,7 @@ CASES = {
     "lm_head": Case(lm_head, {"m": 6, "d": 5, "v": 7}, {"target": (0, 7)}),
     "lm_head_logits": Case(lm_head_logits, {"m": 6, "d": 5, "v": 7}, {"target": (0, 7)}),
     "lm_loss": Case(lm_loss, {"m": 6, "d": 5, "v": 7}, {"target": (0, 7)}, tolerance=1e-7),  # 0.1 and 1e-4 are f32 there
+    "experts": Case(experts, {"e": 3, "m": 5, "d": 7, "f": 4}),
     "lm_mean_loss": Case(lm_mean_loss, {"m": 6, "d": 5, "v": 7}, {"target": (0, 7)}),
     "lm_weighted_loss": Case(lm_weighted_loss, {"m": 6, "d": 5, "v": 7}, {"target": (0, 7)}),
     "attention_in": Case(attention_in, {"m": 3, "d": 5}, {"pos": (0, 9)}),
