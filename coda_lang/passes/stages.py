@@ -100,6 +100,7 @@ class _Cut:
         self.size = nominal(program)
         self.group_of = {name: g for g in found for name in g.members}
         self.stages_by_number: dict[int, _Stage] = {}
+        self.tensors: dict[str, Tensor] = {}  # the stored forms that were asked for
         self.after = after
         self.barrier = barrier = max([self.at[e.out.name] for e in program.eqns if e.out.name not in after], default=-1)
         self.home: dict[str, Home] = {t.name: Home(None, barrier if t.name in late else -1) for t in program.inputs}
@@ -392,10 +393,10 @@ class _Cut:
 
     def _tensor(self, v: Var) -> Tensor:
         """The stored form of an intermediate: an output's tensor, else one whose axes follow what it is multiplied with."""
-        for o in self.program.outputs:
-            if o.value.name == v.name:
-                return o.tensor
-        return Tensor(v.name, v.ty.dtype, self._order(v))
+        if v.name not in self.tensors:
+            shown = next((o.tensor for o in self.program.outputs if o.value.name == v.name), None)
+            self.tensors[v.name] = shown or Tensor(v.name, v.ty.dtype, self._order(v))
+        return self.tensors[v.name]
 
     def _order(self, v: Var) -> tuple[str, ...]:
         """Contracted axes last and as the other operand stores them; else as in a tensor of the signature, or program order."""
