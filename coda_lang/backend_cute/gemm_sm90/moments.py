@@ -70,15 +70,21 @@ def closed(state: State) -> State:
 
 
 def merge(a: State, b: State) -> State:
-    """The state of both, in this order."""
+    """The state of both, in this order, with the anchor that is nearer to its mean: one outlier as an anchor is soon left."""
     count = plus(a[0], b[0])
     inverse = _inverse(count)
     apart = plus(plus(b[1], -a[1]), plus(b[2], -a[2]))
-    none = a[0] == 0.0
-    share = times(b[0], inverse)
-    between = times(times(apart, apart), times(a[0], share))
-    anchor, offset = select(none, b[1], a[1]), select(none, b[2], plus(a[2], times(apart, share)))
+    first, second = times(a[0], inverse), times(b[0], inverse)
+    between = times(times(apart, apart), times(a[0], second))
+    near = (a[0] > 0.0) & (_distance(a[2]) <= _distance(b[2]))
+    keep = near | (b[0] == 0.0)
+    anchor = select(keep, a[1], b[1])
+    offset = select(keep, plus(a[2], times(apart, second)), plus(b[2], -times(apart, first)))
     return count, anchor, offset, plus(plus(a[3], b[3]), between)
+
+
+def _distance(x: Float32) -> Float32:
+    return cute.arch.fmax(x, -x)
 
 
 def ordered(mine: State, other: State, first: Any) -> tuple[State, State]:
