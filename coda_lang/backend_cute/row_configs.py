@@ -19,7 +19,8 @@ MOST_KEPT = 160 * 1024  # bytes of column reductions in a block
 EASY_KEPT = 64 * 1024  # that leave room for three blocks on a multiprocessor
 CHUNKS = (256, 64, 1024, 2048)
 KEPT = ((2048, 2), (2048, 4), (1024, 2), (256, 4), (256, 1), (64, 1), (2048, 1))  # chunk and step where columns are reduced
-HEIGHT = 32  # rows of a block that does: each block leaves a part; a quarter or half of that where there are few
+RESIDENT = 3
+HEIGHT = 24  # rows of a block that does: each block leaves a part; a quarter or half of that where there are few
 
 
 def of_rows(launch: Launch) -> bool:
@@ -47,6 +48,13 @@ def kept_bytes(gemm: Gemm, config: Config) -> int:
     return numbers(gemm) * config.step * THREADS * VECTOR * 4
 
 
+def resident(gemm: Gemm, config: Config) -> int:
+    """Blocks of a multiprocessor that hold their column reductions at once, up to what keeps enough loads in flight. With narrow chunks
+    there are more walks in code, which need more registers."""
+    most = RESIDENT if config.tile_n >= 1024 else RESIDENT - 1
+    return max(min(most, 3 * EASY_KEPT // max(kept_bytes(gemm, config), 1)), 1)
+
+
 def panel(config: Config) -> int:
     """Columns to a panel; 0 for all there are."""
     return config.step * config.tile_n
@@ -59,7 +67,7 @@ def offered(gemm: Gemm) -> tuple[Config, ...]:
     found = []
     for chunk, step in KEPT:
         at_once = THREADS * VECTOR // chunk
-        found += [Config(height, chunk, step=step) for height in (HEIGHT, max(HEIGHT // 4, 2 * at_once)) if height <= HEIGHT]
+        found += [Config(max(height, at_once), chunk, step=step) for height in (HEIGHT, max(HEIGHT // 3, 2 * at_once))]
     return tuple(c for c in dict.fromkeys(found) if kept_bytes(gemm, c) <= MOST_KEPT)
 
 

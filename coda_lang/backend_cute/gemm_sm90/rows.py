@@ -17,7 +17,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.memory import SmemAllocator
 
-from ..row_configs import THREADS, VECTOR, numbers, panel, together
+from ..configs import SMEM_BYTES
+from ..row_configs import THREADS, VECTOR, kept_bytes, numbers, panel, resident, together
 from ..spec import Config, Gemm, Point, RowReduce, Store, Tile
 from . import groups, ports, views
 from .row import LANES, Columns, Plan, Row, write
@@ -40,8 +41,19 @@ class RowsSm90:
         extents = dict(zip(self.spec.extents, args[count:-1]))
         m, n = (Int32(ports.size_of(sizes, extents)) for sizes in (self.spec.rows, self.spec.cols))
         self.kernel(args[:count], args[count:-1], m, n).launch(
-            grid=((m + self.config.tile_m - 1) // self.config.tile_m, 1, 1), block=(THREADS, 1, 1), stream=args[-1]
+            grid=((m + self.config.tile_m - 1) // self.config.tile_m, 1, 1),
+            block=(THREADS, 1, 1),
+            stream=args[-1],
+            **self.residency(),
         )
+
+    def residency(self) -> dict[str, int]:
+        """Where columns are reduced: registers for as many blocks as shared memory has room for, and no more of that than those take."""
+        if not self.config.step:
+            return {}
+        blocks = resident(self.spec, self.config)
+        share = -(-100 * blocks * (kept_bytes(self.spec, self.config) + 2048) // SMEM_BYTES)
+        return {"min_blocks_per_mp": blocks, "preferred_smem_carveout": min(share, 100)}
 
     @cute.kernel
     def kernel(self, arguments, extents, m: Int32, n: Int32):
