@@ -182,6 +182,25 @@ def test_a_rounding_that_would_grow_is_not_used() -> None:
     assert residuals(trained(ALONE.format(t="f16", f="relu2"))) == ["f32[m f]"], "f16 loses the squares of small values"
 
 
+def test_a_branch_that_is_not_taken_counts_nothing_even_if_it_is_nan() -> None:
+    """u, not normalised, and the row's other uses are finite; what is divided by 0 is not chosen."""
+    program = passes.prepared(
+        only(
+            "program p(x: f32[m, d], w: bf16[n, d], c: f32[n], g: f32[d]) -> (y: f32[m, n], v: f32[m, n])\n"
+            "z = bf16(rmsnorm[d](x, g, 1e-5)) @ w\ny = where(c > 0.0, z / c, 0.0)\nv = z * 2.0\n"
+        )
+    )
+    before = differentiate(program)
+    after, uses = EULER.rewrite(before, None)
+    assert uses and " and " in uses[0].did, "followed into the branch, and beside it"
+    held = doubles(before.program, gradcheck.default_extents(before.program))
+    held["c"][::2] = 0.0
+    whole = interp.run(verify(after.program), held, torch, "exact")
+    for name, value in interp.run(before.program, held, torch, "exact").items():
+        assert bool(value.isfinite().all())
+        torch.testing.assert_close(whole[name], value, rtol=1e-6, atol=1e-9)
+
+
 def test_a_squared_gate_counts_twice() -> None:
     before = differentiate(passes.prepared(only(NORM.format(t="bf16", f="relu2"))))
     _, (use,) = EULER.rewrite(before, None)

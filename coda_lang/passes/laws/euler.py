@@ -126,7 +126,7 @@ def _rewriting(law: str, through: tuple[str, ...] = (), but: tuple[str, ...] = (
                 continue
             site, found = chosen[e.out.name]
             start = len(b.eqns)
-            b.apply(DIVIDE, (_summed(b, found, totals, site.kept), site.r))
+            b.apply(DIVIDE, (_summed(b, derivative, found, totals, site.kept), site.r))
             b.eqns[start:] = [replace(x, span=e.span) for x in b.eqns[start:]]
             b.eqns.append(replace(b.eqns.pop(), out=e.out))
             names = " and ".join(f"{leaf.value.name}{f' (degree {leaf.degree:g})' * (leaf.degree != 1)}" for leaf in found)
@@ -137,12 +137,26 @@ def _rewriting(law: str, through: tuple[str, ...] = (), but: tuple[str, ...] = (
     return rewrite
 
 
-def _summed(b: EqnBuilder, found: list[Leaf], totals: dict[str, Atom], kept: frozenset[str]) -> Value:
+def _chosen_from(derivative: Derivative, value: Var) -> bool:
+    """Does a choice read it, however far on? Where it is not chosen it may be NaN, and its cotangent is 0."""
+    behind = {value.name}
+    for e in derivative.forward.eqns:
+        if behind & {a.name for a in e.args if isinstance(a, Var)}:
+            if e.op == ops.WHERE.name:
+                return True
+            behind.add(e.out.name)
+    return False
+
+
+def _summed(b: EqnBuilder, derivative: Derivative, found: list[Leaf], totals: dict[str, Atom], kept: frozenset[str]) -> Value:
     total: Value | None = None
     for leaf in found:
         if leaf.degree == 0:
             continue
-        value = b.value(totals[leaf.value.name]) * b.value(leaf.value)
+        cotangent = b.value(totals[leaf.value.name])
+        value = cotangent * b.value(leaf.value)
+        if _chosen_from(derivative, leaf.value):
+            value = b.where(b.eq(cotangent, 0.0), 0.0, value)
         over = tuple(a for a in value.ty.axes if a not in kept)
         value = b.sum(value, axes=over) if over else value
         value = value if leaf.degree == 1 else value * leaf.degree
