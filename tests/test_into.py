@@ -107,6 +107,24 @@ def test_a_buffer_seen_with_merged_dims_is_added_to(path: str) -> None:
     torch.testing.assert_close(slanted.double(), want, rtol=1e-5, atol=1e-5)
 
 
+@both
+def test_gemms_of_one_launch_each_add_to_their_buffer(path: str) -> None:
+    text = "program p(x: bf16[m=64, k=64], w: bf16[n=64, k], v: bf16[j=64, k]) -> (y: bf16[m, n], z: bf16[m, j])\ny = x @ w\nz = x @ v\n"
+    fn, calls = coda_lang.compile(text), list[str]()
+    if path == "kernels":
+        sizes = {"m": 64, "k": 64, "n": 64, "j": 64}
+        fn.objects = Kernels(fn.functions, sizes, sizes, calls)
+    x, w, v = torch.randn(64, 64).bfloat16(), *(torch.randn(64, 64).bfloat16().requires_grad_() for _ in range(2))
+    buffers = {"w": torch.ones(64, 64), "v": torch.ones(64, 64).bfloat16()}
+    outs = fn(x, w, v, accumulate_into=buffers)
+    given = [torch.randn(64, 64).bfloat16() for _ in outs]
+    torch.autograd.backward(list(outs), given)
+    for name, g in zip(buffers, given):
+        want = 1.0 + g.double().T @ x.double()
+        torch.testing.assert_close(buffers[name].double(), want, rtol=2e-2, atol=2e-2)
+    assert path == "planned" or len(calls) <= 4
+
+
 @pytest.mark.slow
 def test_the_kernels_compile(derivative: Derivative) -> None:
     pytest.importorskip("cutlass")
