@@ -222,6 +222,7 @@ def test_what_a_tile_of_the_backward_holds_is_stored_there_for_the_weight_gradie
     assert products(plan) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [ROTATED, WRITTEN, REGLU, *NORMS[3:11]], ids=range(11))
 def test_rounded_gradients_stay_as_near_as_those_of_the_strict_program(text: str) -> None:
     """The laws that move a rounding against the program's own roundings: errors of all gradients against float64."""
