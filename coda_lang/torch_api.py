@@ -22,6 +22,15 @@ from .diagnostics.model import CodaError, Diagnostic
 from .source import Source
 
 
+class ProgramError(CodaError):
+    """A source that is refused: as text what `codac` prints, with places, reasons and edits."""
+
+    def __str__(self) -> str:
+        from .diagnostics.render import render
+
+        return render(self)
+
+
 def compile(
     text_or_path: str | os.PathLike[str] | Source,
     *,
@@ -35,7 +44,7 @@ def compile(
     `text_or_path` is a path, or the text itself where it has several lines or does not end in `.coda`. `params` give values to the
     program's `param`s, `types` choices to its generic types, `extents` sizes to its axes, {"qh": 16}: those that the text fixes are
     defaults; `strict` forbids laws that move a rounding point. Kernels are compiled when tensors of their shape are first met, and kept
-    on disk. Raises CodaError with all errors of the source.
+    on disk. Raises ProgramError, a CodaError, with all errors of the source.
     """
     for name, value, kind, example in (
         ("types", types or {}, Mapping, '{"T": "f16"}'),
@@ -45,7 +54,10 @@ def compile(
         if not isinstance(value, kind):
             help = f"write {name}={example}; a param called {name} gets another value by `codac --param {name}=…` alone"
             raise CodaError([Diagnostic("C0210", f"{name}={value!r} is no option of compile", help=help)])
-    text = driver.emit(text_or_path, driver.Options(params, types or {}, strict, extents or {}))
+    try:
+        text = driver.emit(text_or_path, driver.Options(params, types or {}, strict, extents or {}))
+    except CodaError as e:
+        raise ProgramError(e.diagnostics, tuple(e.sources.values())) from None
     return _result(functions_of(import_file(_written(text))))
 
 

@@ -111,3 +111,10 @@ def test_sharded_tensors_are_refused():
     if "ModuleNotFoundError" in done.stderr:
         pytest.skip("this torch has no fake process group")
     assert "C0702: linear: argument 'w': got a sharded DTensor" in done.stdout and ".full_tensor()" in done.stdout, done.stderr
+
+
+def test_a_refused_source_says_in_python_what_codac_says():
+    with pytest.raises(coda_lang.CodaError) as caught:
+        coda_lang.compile("program p(x: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\nparam eps = 1.0\ny = silu(x @ w) * esp\n")
+    text = str(caught.value)
+    assert "error[C0201]" in text and "^^^" in text and "`eps`" in text, text
