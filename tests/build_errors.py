@@ -4,6 +4,8 @@ from __future__ import annotations
 
 HEAD = "program p(x: bf16[m, d], w: bf16[n, d], r: bf16[m, n], g: f32[m, n], i: i32[m]) -> (y: bf16[m, n])\n"
 MISNAMED = "program p(x: bf16[m, d], w: bf16[n, d], r: bf16[m, q]) -> (y: bf16[m, n])\ny = x @ w + «r»"
+BIAS = "program p(x: bf16[m, k], w: bf16[n, k], bias: bf16[k]) -> (y: bf16[m, n])\ny = x @ w + «bias»"
+ROPE = "program p(x: bf16[m, d], w: bf16[pair, lane=2, d], pos: i32[m], const freq: f32[pair]) -> (y: bf16[m, pair, lane])\n"
 RENAMED = "program p(x: bf16[m, d], w: bf16[n, k=4]) -> (y: bf16[m, n])\ny = rename«[d -> k]»(x) @ w"
 
 ERRORS = [
@@ -65,14 +67,19 @@ ERRORS = [
     ("C0301", HEAD + "y = where(«r», x @ w, 0.0)", "needs a bool", "x != 0"),
     ("C0301", HEAD + "y = x @ w + gather[n](r, «g»)", "needs an integer", "i32"),
     ("C0301", HEAD + "y = «16777217 * (x @ w)»", "16777217 is not exact in f32", "16777217.0"),
-    ("C0302", MISNAMED, "do not line up", "rename[q -> n]"),
-    ("C0302", MISNAMED, "do not line up", "expand[q]"),
+    ("C0302", MISNAMED, "do not line up", "to carry `n`, declare it so, or write `rename[q -> n](r)`"),
+    ("C0302", BIAS, "do not line up", "to carry `n` or `m`, declare it so, or write `rename[k -> n](bias)`"),
+    ("C0302", BIAS.replace("y: bf16[m, n]", "y: bf16[n, m]"), "do not line up", "to carry `m` or `n`"),
+    ("C0302", BIAS.replace("y: bf16[m, n]", "y: bf16[m, n, k]"), "do not line up", "; for an outer result write `expand[k](x @ w)`"),
+    ("C0302", ROPE.replace("pos: i32[m]", "pos: i32[n]") + "y = «rope[lane](x @ w, pos, freq)»", "do not line up", "rename[n -> m](pos)"),
     ("C0303", HEAD + "y = x @ w + sum«[n]»(x)", "`x` has no axis `n` for `sum`", "[m, d]"),
     ("C0303", HEAD + "y = x @ w + gather«[d]»(r, i)", "no axis `d` for `gather`", "[m, n]"),
     ("C0303", HEAD + "y = matmul«[m]»(x, w)", "no axis `m` for `matmul`", "[d, n]"),
     ("C0304", HEAD + "y = «x @ (rename[d -> k](w))»", "share no axis", "rename[k -> d]"),
     ("C0304", HEAD + "y = «x @ 2»", "share no axis", "with `*`"),
     ("C0304", "program p(x: bf16[m, dim], w: bf16[dims, n]) -> (y: bf16[m, n])\ny = «x @ w»", "share no axis", "rename[dims -> dim]"),
+    ("C0304", "program p(x: bf16[m, d], w: bf16[k, n]) -> (y: bf16[m, n])\ny = «x @ w»", "share no axis", "write `rename[k -> d](w)`"),
+    ("C0304", "program p(x: bf16[m, d], w: bf16[k, n]) -> (y: f32[])\ny = sum[m, n](«x @ w»)", "share no axis", "or `rename[k -> m](w)`"),
     ("C0305", HEAD + "y = x @ w\nz = y @ «bf16(sum[m](r))»", "this side has none", "sum[n](… * …)"),
     ("C0306", "program p(x: bf16[m, a, b], w: bf16[n, b, a]) -> (y: bf16[m, n])\ny = «x @ w»", "stored in two orders", "matmul[a, b]"),
     ("C0306", "program p(x: bf16[a, m, b], w: bf16[n, a, b]) -> (y: bf16[m, n])\ny = «x @ w»", "stored apart", "matmul[a, b]"),
@@ -90,7 +97,14 @@ ERRORS = [
     ("C0310", "program p(x: bf16[m, d=3], w: bf16[n, «d=4»]) -> (y: bf16[m, n])\ny = x @ w", "two extents, 3 and 4", "another name"),
     ("C0310", RENAMED, "`d` is free, but `k` is fixed", "`d=4`"),
     ("C0310", RENAMED.replace("m, d]", "m, d=3]"), "two extents, 4 and 3", "another name"),
-    ("C0310", HEAD.replace("[n, d]", "[n=4, d]") + "y = x @ w + rope«[n]»(r, 1, 1)", "wants `lane=2`", "2 positions"),
+    ("C0310", HEAD.replace("[n, d]", "[n=4, d]") + "y = x @ w + rope«[n]»(r, 1, 1)", "wants `lane=2`", "declare `n=4` as `lane=2, pair=2`"),
+    ("C0310", ROPE.replace("lane=2", "lane") + "y = rope«[lane]»(x @ w, pos, freq)", "wants `lane=2`", "write `lane=2` in the signature"),
+    (
+        "C0310",
+        ROPE.replace("lane=2", "lane=64") + "y = rope«[lane]»(x @ w, pos, freq)",
+        "but here it is `lane=64`",
+        "as `lane=2, pair=32` (",
+    ),
     ("C0311", HEAD + "a, b = «x @ w»\ny = r", "one value for 2 names", "lane=2"),
     ("C0311", "program p(x: bf16[m, a=2, b=2]) -> (y: bf16[m, a])\nq, y = «x»", "`a` and `b` are each fixed to 2", "split[a]"),
     ("C0311", HEAD + "y = x @ w\nq = split«[n]»(y)", "`n` is free", "`n=…`"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from build_errors import ERRORS, HEAD
+from build_errors import ERRORS, HEAD, ROPE
 
 from coda_lang.diagnostics.entries import names, types
 from coda_lang.diagnostics.model import CodaError, Diagnostic
@@ -76,6 +76,21 @@ def test_error(code: str, text: str, message: str, help: str) -> None:
     assert (found.code, found.span) == (code, span), f"{found}"
     assert message in found.message
     assert help in found.help
+
+
+@pytest.mark.parametrize(
+    "text, note",
+    [
+        (
+            "program p(x: bf16[m, d], w: bf16[n, d], g: bf16[n]) -> (y: bf16[m, n])\ny = rmsnorm[d](x, g, 1e-5) @ w",
+            "the left side has `n` from `g`",
+        ),
+        (ROPE.replace("pos: i32[m]", "pos: i32[n]") + "y = rope[lane](x @ w, pos, freq)", "`n` comes from `pos`"),
+    ],
+)
+def test_notes_trace_an_axis_to_the_input_that_brought_it(text: str, note: str) -> None:
+    (found,) = errors(text)
+    assert note in found.notes
 
 
 # Errors without a place in the text, and one whose text is long.

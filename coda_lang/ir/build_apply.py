@@ -7,8 +7,7 @@ being reported. Non-goals: syntax and names (`build_exprs`), the operators' own 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import final
+from dataclasses import replace
 
 from .. import ops
 from ..diagnostics.model import Label
@@ -16,6 +15,7 @@ from ..diagnostics.suggest import did_you_mean
 from ..ops.spec import Op, TypeProblem
 from ..source import Span
 from .build_axes import AxisTable
+from .build_guess import Guess, Operand
 from .build_report import Report, axes_text, listed
 from .build_values import Emitter, Value, folded, literal, typed
 from .graph import Var
@@ -28,34 +28,12 @@ class TooLarge(Exception):
     """The program inlines to more equations than a compiler can be asked to look at."""
 
 
-@final
-@dataclass(frozen=True)
-class Operand:
-    """A value and where it is written."""
-
-    value: Value
-    span: Span
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        return self.value.axes
-
-    @property
-    def dtype(self) -> DType:
-        return self.value.dtype
-
-    @property
-    def text(self) -> str:
-        """Its type, axes in storage order where it is stored."""
-        axes = self.value.order or self.axes
-        return f"{self.dtype}{axes_text(axes)}" if axes else f"a scalar, {self.dtype}"
-
-
 class Apply:
     """Applications within one program."""
 
     def __init__(self, report: Report, axes: AxisTable, emitter: Emitter) -> None:
         self.report, self.axes, self.emitter = report, axes, emitter
+        self.guess = Guess(report, axes, emitter)
 
     def emit(
         self, op: Op, operands: Sequence[Operand], span: Span, attrs: Mapping[str, object] = {}, *, product: bool | None = None
@@ -109,19 +87,17 @@ class Apply:
         widest = max(made, key=lambda o: len(o.axes))
         culprit = next(o for o in operands if not set(o.axes) <= set(widest.axes))
         extra = [a for a in culprit.axes if a not in widest.axes]
-        lacking = [a for a in widest.axes if a not in culprit.axes]
-        meant = ""
-        if pair := self.axes.likely(extra, lacking):
-            what = self.report.quote(culprit.span)
-            meant = f"if {what} is meant to carry `{pair[1]}`, declare it so, or write `rename[{pair[0]} -> {pair[1]}](…)`; "
         self.report.error(
             "C0302",
             f"the operands of `{name}` do not line up: {axes_text(widest.axes)} and {axes_text(culprit.axes)}",
             culprit.span,
             f"has {listed(extra)}, which the other lacks",
             secondary=[Label(widest.span, f"descends from a product, with the axes {axes_text(widest.axes)}")],
-            notes=["what a product made does not gain axes by broadcasting: a mis-named axis would silently give an outer result"],
-            help=meant + f"for an outer result write `expand[{', '.join(extra)}](…)` around {self.report.quote(widest.span)}",
+            notes=[
+                *self.guess.origins(culprit, extra),
+                "what a product made does not gain axes by broadcasting: a mis-named axis would silently give an outer result",
+            ],
+            help=self.guess.misnamed(culprit, extra, widest),
         )
         return False
 
@@ -172,19 +148,13 @@ class Apply:
         return self.emit(ops.CONTRACT, pair, span, {"axes": over, "batch": batch}, product=True) if pair else None
 
     def _nothing_shared(self, x: Operand, y: Operand, span: Span) -> None:
-        help = "multiply by a scalar with `*`"
-        if x.axes and y.axes:
-            help = "`@` contracts the axes that both sides share: give the contracted axis one name"
-            if pair := self.axes.likely((y.value.order or y.axes)[::-1], (x.value.order or x.axes)[::-1]):
-                renamed = f"`rename[{pair[0]} -> {pair[1]}](…)` around {self.report.quote(y.span)}"
-                help = f"name the contracted axis alike in the signature, or write {renamed}"
         self.report.error(
             "C0304",
             "the two sides of this product share no axis",
             span,
             "nothing to contract",
             secondary=[Label(o.span, f"axes {axes_text(o.axes)}" if o.axes else "a scalar") for o in (x, y)],
-            help=help,
+            help=self.guess.contracted(x, y) if x.axes and y.axes else "multiply by a scalar with `*`",
         )
 
     def _group(self, x: Operand, y: Operand, shared: tuple[str, ...], span: Span) -> tuple[str, ...] | None:
@@ -220,6 +190,7 @@ class Apply:
                     o.span,
                     f"its axes {axes_text(o.axes)} are all on the other side as well",
                     secondary=[Label(p.span, f"axes {axes_text(p.axes)}") for p in (x, y) if p is not o],
+                    notes=self.guess.gained("right" if o is x else "left", y if o is x else x, shared),
                     help=f"write it as a sum: `sum[{', '.join(over)}](… * …)`",
                 )
                 return False

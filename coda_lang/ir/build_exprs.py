@@ -275,10 +275,23 @@ class Evaluator:
                     f"`{d.name}` wants `{spec.name}={spec.extent}`, but here it is {listed(map(self.axes.text, bound[spec.name]))}",
                     e.bracket.span,
                     secondary=[Label(spec.span, "wanted here")],
-                    help=f"give an axis with {spec.extent} positions",
+                    help=self._of_extent(spec.name, spec.extent, bound[spec.name]),
                 )
                 return None
         return bound
+
+    def _of_extent(self, name: str, extent: int, axes: tuple[str, ...]) -> str:
+        """How to come by an axis of `extent` positions where `axes` were given for it."""
+        have = self.axes.extent(axes[0])
+        if len(axes) == 1 and have is None:
+            return f"if it has {extent} positions, write `{axes[0]}={extent}` in the signature"
+        if len(axes) > 1 or have is None or have % extent or have <= extent:
+            return f"give an axis with {extent} positions"
+        rest = f"{'pair' if extent == 2 else 'rest'}={have // extent}"
+        orders = f"`{name}={extent}, {rest}` (half-split, as Hugging Face stores it) or `{rest}, {name}={extent}` (neighbours)"
+        if extent != 2:
+            orders = f"`{name}={extent}, {rest}` or `{rest}, {name}={extent}`"
+        return f"declare `{self.axes.text(axes[0])}` as {orders}, and name `{name}` here"
 
     def _local(self, target: ast.Target, operand: Operand | None, scope: Scope) -> Value | None:
         """Binds a name inside a def."""

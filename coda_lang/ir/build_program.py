@@ -98,6 +98,7 @@ class _Program:
                 self._again(o.name, o.span)
             else:
                 self.outputs[o.name] = self.tensor(o.name, o.type, False, o.span)
+        self.evaluator.apply.guess.results = tuple(o.axes for o in self.outputs.values() if o)
         for t in inputs:  # types need the program's axis order, which is complete only now
             self.scope.values[t.name] = Value(Var(t.name, Ty(t.dtype, self.axes.ordered(t.axes))), order=t.axes, origin=t.span)
         if not self.program.inputs:

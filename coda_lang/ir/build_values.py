@@ -118,6 +118,25 @@ class Emitter:
             names = self._names if exact else self._hints
             names.setdefault(value.atom.name, name)
 
+    def sources(self, atom: Atom, axis: str, *, named: bool = False) -> list[str]:
+        """The inputs from which a value has an axis; `named`: or the values nearest to it that the program itself names."""
+        made = {e.out.name: e for e in self.eqns}
+        found: dict[str, None] = {}
+        seen: set[str] = set()
+        todo: list[Atom] = [atom]
+        while todo:
+            top = todo.pop()
+            if not isinstance(top, Var) or axis not in top.ty.axes or top.name in seen:
+                continue
+            seen.add(top.name)
+            if top.name not in made:
+                found[top.name] = None
+            elif named and top.name in self._names:
+                found[self._names[top.name]] = None
+            else:
+                todo += reversed(made[top.name].args)
+        return list(found)
+
     def finish(self, taken: Iterable[str]) -> dict[str, str]:
         """The final name of every variable made here. `taken` are the names of the program's own values."""
         used = set(taken)
