@@ -1,20 +1,23 @@
 """The sizes of a model, under Hugging Face's names; a `config.json` or a transformers configuration can be taken as it is.
 
-In: keywords, or a mapping or object that has them. Out: frozen dataclasses. What would change the mathematics and is not there is refused
-(C0716), never ignored. Non-goals: weights, programs.
+In: keywords, or a file, mapping or object that has them. Out: frozen dataclasses. What would change the mathematics and is not there is
+refused (C0716), never ignored. Non-goals: weights, programs.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ..backend_cute.errors import OPTION, CallError, problem, refuse
 
 Config = TypeVar("Config", bound="_Config")
+SHARED = {"vocab_size", "initializer_range", "tie_word_embeddings"}  # names that say nothing of the family
 
 
 @dataclass(frozen=True)
@@ -23,13 +26,19 @@ class _Config:
 
     @classmethod
     def of(cls: type[Config], given: Any, **changed: Any) -> Config:
-        """From a mapping (a config.json read by `json.load`) or a transformers configuration; keywords replace what it says.
+        """From a config.json (its path, or its folder's), what `json.load` makes of one, or a transformers configuration.
 
-        Raises CodaError (C0716) for a model that these programs are not; warns of dropout, which they have not.
+        Keywords replace what it says. Raises CodaError (C0716) for a file that is none, for what is no configuration, and for a model that
+        these programs are not; warns of dropout, which they have not.
         """
         known = {f.name for f in fields(cls)}
-        values = given if isinstance(given, Mapping) else {n: getattr(given, n) for n in {*known, *cls.only} if hasattr(given, n)}
-        values = {**values, **changed}
+        unknown = sorted(changed.keys() - {*known, *cls.only})
+        if unknown:
+            raise refuse(OPTION, f"{cls.__name__}: there is no option {unknown[0]!r}", help=f"it has {', '.join(sorted(known))}")
+        values = {**cls._renamed(_said(cls.__name__, given, {*known, *cls.only})), **cls._renamed(changed)}
+        if not values.keys() & ({*known, *cls.only} - SHARED):
+            text = f"{cls.__name__}.of: {_shown(given)} says neither `model_type` nor any size of such a model"
+            raise refuse(OPTION, text, help=TAKEN)
         wrong = [(n, values[n], allowed) for n, allowed in cls.only.items() if n in values and values[n] not in allowed]
         if wrong:
             name = cls.__name__
@@ -43,6 +52,11 @@ class _Config:
             said = ", ".join(f"{n}={v}" for n, v in dropout.items())
             warnings.warn(f"{cls.__name__}: {said}: these models have no dropout, so training differs from one that has", stacklevel=2)
         return cls(**{n: v for n, v in values.items() if n in known})
+
+    @classmethod
+    def _renamed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """What is said, under this family's names."""
+        return values
 
     def _check(self, *divides: tuple[str, str]) -> None:
         """Sizes are positive; the first of each pair is a multiple of the second."""
@@ -73,8 +87,18 @@ class LlamaConfig(_Config):
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,), "model_type": ("llama",),
+        "hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,), "partial_rotary_factor": (1, None),
+        "model_type": ("llama",), "rope_parameters": (None,),
     }  # fmt: skip
+
+    @classmethod
+    def _renamed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Newer configurations keep the base of the angles and their scaling in one mapping, `rope_parameters`."""
+        rope = values.get("rope_parameters")
+        if not isinstance(rope, Mapping):
+            return values
+        kept = {n: v for n, v in values.items() if n != "rope_parameters"}
+        return {**kept, "rope_scaling": rope, **{n: rope[n] for n in ("rope_theta", "partial_rotary_factor") if n in rope}}
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_key_value_heads", self.num_key_value_heads or self.num_attention_heads)
@@ -142,6 +166,40 @@ class GPT2Config(_Config):
     def extents(self) -> dict[str, int]:
         """Of the axes that the programs fix."""
         return {"head": self.n_head, "hd": self.n_embd // self.n_head}
+
+
+TAKEN = "pass the path of a config.json or of its folder, what json.load makes of it, or the `.config` of a transformers model"
+
+
+def _said(name: str, given: Any, names: set[str]) -> dict[str, Any]:
+    """What a file, a mapping or an object says of these names; of a mapping also the rest."""
+    if isinstance(given, (str, Path)):
+        return _read(name, Path(given))
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, type):  # its attributes are defaults, if anything
+        raise refuse(OPTION, f"{name}.of: {_shown(given)} is a class", help=TAKEN)
+    return {n: getattr(given, n) for n in names if hasattr(given, n)}
+
+
+def _read(name: str, path: Path) -> dict[str, Any]:
+    """The mapping in a config.json. Raises CodaError (C0716) where there is none."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as e:
+        help = f"{TAKEN}; a model's name is no path: transformers.AutoConfig.from_pretrained finds its configuration"
+        raise refuse(OPTION, f"{name}.of: cannot read {str(file)!r}: {e.strerror or e}", help=help) from None
+    except ValueError as e:  # of JSON or UTF-8
+        raise refuse(OPTION, f"{name}.of: {str(file)!r} is no JSON: {e}", help="fetch the file again") from None
+    if not isinstance(found, dict):
+        raise refuse(OPTION, f"{name}.of: {str(file)!r} holds {_shown(found)}, not the options of a model", help=TAKEN)
+    return found
+
+
+def _shown(given: Any) -> str:
+    """A value as a message can name it."""
+    return "None" if given is None else f"{given.__name__!r}" if isinstance(given, type) else f"a value of type {type(given).__name__}"
 
 
 def _listed(values: tuple[Any, ...]) -> str:

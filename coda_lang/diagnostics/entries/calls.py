@@ -188,7 +188,8 @@ compile.runtime_library()
         "an option that a model does not have",
         """The models of `coda_lang.nn` are certain programs: another activation, biases where there are none, an unknown scaling of
         rotary angles are other programs. A configuration that asks for one is refused, since ignoring it would compute
-        something else. The same holds for sizes that do not divide each other, and for an unknown `reduction`.""",
+        something else. The same holds for sizes that do not divide each other, for an unknown `reduction`, and for what is no
+        configuration at all: `of` takes the path of a config.json or of its folder, a mapping, or a transformers configuration.""",
         'from coda_lang import nn\n\nnn.LlamaConfig.of({"hidden_size": 64, "num_attention_heads": 4, "hidden_act": "gelu"})',
         'from coda_lang import nn\n\nnn.LlamaConfig.of({"hidden_size": 64, "num_attention_heads": 4, "hidden_act": "silu"})',
         "Choose what the message lists, or write the program: specs/ has layers of other families.",
