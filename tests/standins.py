@@ -43,7 +43,7 @@ class StandIns:
 
         def one(kernel, tensors, integers):
             packed = layout.packed_tensors(kernel)
-            given, extents = {}, dict(self.extents)
+            given, empty, extents = {}, {}, dict(self.extents)
             if kernel.name in self.chunked:
                 extents |= chunk_extents(self.chunked[kernel.name], kernel, tensors, integers, extents)
             assert integers == tuple(extents[e] for e in kernel.extents)
@@ -55,10 +55,9 @@ class StandIns:
                     assert t.dim() == len(record.modes)
                     verdict = layout.judge(record, record.name in packed, tuple(t.shape), t.stride())
                     assert verdict.strides == t.stride(), (record.name, verdict)
-                    for mode, size in zip(record.modes, t.shape):  # an empty contraction arrives as zeros
-                        if twin.product(mode, extents) == 0:
-                            assert not t.any()
-                            extents.update({**dict.fromkeys(mode, 1), mode[0]: size})
+                    if 0 in twin.mode_shape(record, extents) and record.role != "work":  # an empty contraction arrives as zeros
+                        assert not t.any()
+                        empty[record.name] = t.new_empty(twin.mode_shape(record, extents))
                 else:
                     assert t.shape == (1,)
                 fits(t, *compile.dims(kernel, record, self.fixed))
@@ -67,14 +66,14 @@ class StandIns:
                 extents = dict(self.extents)  # what has no columns is not touched
                 shapes = {r.name: twin.mode_shape(r, extents) for r in kernel.tensors if r.role != "work"}
                 given = {name: t.new_empty(shapes[name]) if 0 in shapes.get(name, ()) else t for name, t in given.items()}
-            before = dict(given)
+            before, given = given, given | empty
             for sink in getattr(kernel, "sinks", ()):  # partial results are assigned, not written into
                 if isinstance(sink, (s.RowReduce, s.ColReduce)):
                     want = configs.partial_shape(kernel, config, sink, *(max(size, 1) for size in size_of(kernel, extents)))
                     assert given[sink.work].shape == want or 0 in size_of(kernel, extents) and isinstance(sink, s.ColReduce)
             twin.launch(kernel, self.functions, given, extents, {}, torch_fns.Written(), config)
             for name, t in before.items():
-                if given[name] is not t:
+                if given[name] is not t and name not in empty:
                     t.copy_(given[name])
 
         return call
