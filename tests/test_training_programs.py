@@ -109,4 +109,4 @@ def test_training_by_the_host(name, emitted, monkeypatch):
                 assert g.shape == wanted[n].shape and g.dtype == wanted[n].dtype
                 torch.testing.assert_close(g, planned[n].reshape(g.shape), rtol=1e-2, atol=1e-5, equal_nan=True)
                 (alone,) = torch.autograd.grad([outs[n] for n in given], [wanted[n]], list(given.values()), retain_graph=True)
-                torch.testing.assert_close(alone, g, rtol=0, atol=0, equal_nan=True)
+                assert error(alone, g) <= (2.0**-8 if g.dtype in (torch.bfloat16, torch.float16) else 1e-5), n  # sums in other tiles
