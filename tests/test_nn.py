@@ -4,12 +4,9 @@ and out; what users pass: labels, masks, positions, reductions; autocast, copies
 from __future__ import annotations
 
 import copy
-import json
-import math
 import pickle
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -349,13 +346,75 @@ def test_autocast_takes_f32_weights_and_gives_f32_gradients():
     want = of_ours(model, ids)
     wide = nn.LlamaForCausalLM(SMALL, dtype=torch.float32)
     wide.load_state_dict(model.state_dict())
-    with pytest.raises(coda_lang.CodaError, match="(?s)C0703.*help: pass"):
-        wide(ids)
     with torch.autocast("cpu", torch.bfloat16):
         out = wide(ids, labels=ids, return_logits=True)
     got = results(out.logits, out.loss, wide)
     assert got["lm_head.weight"].dtype == torch.float32
     assert all(error(got[n], want[n]) < 0.02 for n in want)
+
+
+CASTS = {
+    "bfloat16": lambda m: m.bfloat16(),
+    "to": lambda m: m.to(torch.bfloat16),
+    "to a device": lambda m: m.to("cpu", torch.bfloat16),
+    "half and back": lambda m: m.half().float().bfloat16(),
+    "double and back": lambda m: m.double().bfloat16(),
+}
+
+
+@pytest.mark.parametrize("cast", CASTS.values(), ids=CASTS)
+def test_casts_of_a_model_leave_its_angles_alone(cast):
+    model, _, ids = pair("llama")
+    want, angles = model(ids).logits, model.model.freq.clone()
+    model = cast(nn.LlamaForCausalLM(SMALL, dtype=torch.float32).float())
+    model.load_state_dict(pair("llama")[0].state_dict())
+    assert model.model.freq.dtype == torch.float32 and torch.equal(model.model.freq, angles)
+    assert torch.equal(model(ids).logits, want)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model(ids).logits, want)
+    own = angles * 0.3
+    model.model.freq = own
+    assert torch.equal(cast(model).model.freq, own)
+
+
+def test_a_model_without_storage_gets_its_angles_with_it():
+    model, _, ids = pair("llama")
+    late = nn.LlamaForCausalLM(SMALL, device="meta").bfloat16().to_empty(device="cpu")
+    late.load_state_dict(model.state_dict())
+    assert torch.equal(late(ids).logits, model(ids).logits)
+    late.to_empty(device="cpu")
+    assert torch.equal(late.model.freq, model.model.freq)
+    assert late.to("meta").model.freq.is_meta
+
+
+@pytest.mark.parametrize("way", ["written", "traced"])
+def test_narrow_angles_are_refused_under_autocast_too(way):
+    """Cast up again they would be others, silently."""
+    model, _, ids = pair("llama")
+    model.model.freq = model.model.freq.bfloat16()
+    call = model if way == "written" else torch.compile(model, backend="eager")
+    for on in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=on), pytest.raises(Exception, match="C0703: llama_pre: argument 'freq'"):
+            call(ids)
+
+
+@both
+def test_weights_of_another_type_are_named_as_the_models(family):
+    ours, _, config = FAMILIES[family]
+    ids = ids_of(config)
+    for model, count, dtype in ((ours(config).float(), None, "f32"), (ours(config).half(), None, "f16"), (ours(config), 1, "float64")):
+        names = list(dict(model.named_parameters()))
+        if count:
+            last = model.get_parameter(names[-2])
+            last.data = last.data.double()
+        for part, prefix in ((model, ""), (next(model.children()), next(n for n, _ in model.named_children()) + ".")):
+            with pytest.raises(coda_lang.CodaError) as raised:
+                part(ids)
+            (found,) = raised.value.diagnostics
+            total = len(list(part.parameters()))
+            assert found.code == "C0703" and f"{type(part).__name__}: {count or total} of {total} weights are {dtype}" in found.message
+            assert (names[-2] if count else names[0]).removeprefix(prefix) in found.message
+            assert "model.bfloat16()" in found.help and "torch.autocast('cpu', torch.bfloat16)" in found.help
 
 
 @pytest.mark.slow
@@ -388,85 +447,3 @@ def test_without_gradients_the_same_bits():
     with torch.no_grad():
         quiet = model(ids).logits
     assert torch.equal(quiet, model(ids).logits) and nn.LlamaForCausalLM(SMALL).model.last_path in (None, "reference")
-
-
-# --- configurations ---------------------------------------------------------------------------------------------------------------
-
-
-def test_configurations_of_hugging_face_are_taken_or_refused():
-    c = nn.LlamaConfig.of({"hidden_size": 64, "num_attention_heads": 4, "torch_dtype": "bfloat16", "hidden_act": "silu", "head_dim": None})
-    assert c.head_dim == 16 and c.num_key_value_heads == 4
-    with pytest.raises(coda_lang.CodaError, match="C0716") as raised:
-        nn.LlamaConfig.of({"hidden_act": "gelu", "attention_bias": True})
-    assert len(raised.value.diagnostics) == 2
-    odd = {"num_attention_heads": 3, "num_key_value_heads": 2}
-    for wrong in (odd, {"head_dim": 15}, {"hidden_size": 0}, {"rope_scaling": {"type": "yarn"}}):
-        with pytest.raises(coda_lang.CodaError, match="C0716"):
-            nn.LlamaConfig.of(wrong)
-    with pytest.warns(UserWarning, match="no dropout"):
-        nn.GPT2Config.of({"resid_pdrop": 0.1, "n_embd": 48, "n_head": 3})
-    with pytest.raises(coda_lang.CodaError, match="activation_function"):
-        nn.GPT2Config.of({"activation_function": "gelu"})
-
-
-def test_a_configuration_is_read_from_its_file_or_folder(tmp_path):
-    said = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 300, "rms_norm_eps": 1e-5}
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(said))
-    for given in (file, str(file), tmp_path, str(tmp_path)):
-        assert nn.LlamaConfig.of(given) == nn.LlamaConfig.of(said)
-        assert nn.LlamaConfig.of(given, hidden_size=128).hidden_size == 128
-        with pytest.raises(coda_lang.CodaError, match="C0716.*model_type='llama'"):
-            nn.GPT2Config.of(given)
-    (tmp_path / "list.json").write_text("[1]")
-    (tmp_path / "cut.json").write_text('{"hidden_size": 6')
-    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
-    for name, why in (("none.json", "No such file"), ("list.json", "not the options"), ("cut.json", "no JSON"), ("bytes.json", "no JSON")):
-        with pytest.raises(coda_lang.CodaError, match=f"C0716.*{name}.*{why}") as raised:
-            nn.LlamaConfig.of(tmp_path / name)
-        assert raised.value.diagnostics[0].help
-
-
-@pytest.mark.parametrize("config", [nn.LlamaConfig, nn.GPT2Config])
-def test_what_is_no_configuration_is_refused(config):
-    for given in (None, 7, {}, {"vocab_size": 300}, [("hidden_size", 64)], object(), config, "no/such/model"):
-        with pytest.raises(coda_lang.CodaError, match=f"C0716: {config.__name__}.of") as raised:
-            config.of(given)
-        assert "config.json" in raised.value.diagnostics[0].help
-    other = {nn.LlamaConfig: SMALL_GPT2, nn.GPT2Config: SMALL}[config]
-    for given in (other, vars(other)):
-        with pytest.raises(coda_lang.CodaError, match="C0716"):
-            config.of(given)
-    with pytest.raises(coda_lang.CodaError, match="C0716.*'hiden_size'"):
-        config.of({"hidden_size": 64, "n_embd": 48}, hiden_size=64)
-
-
-def test_rope_parameters_of_newer_configurations_are_taken():
-    """There the base of the angles stands beside their scaling."""
-    scaled = {"rope_type": "linear", "factor": 2.0}
-    want = nn.LlamaConfig(rope_theta=500000.0, rope_scaling=scaled).frequencies()
-    said = {"hidden_size": 4096, "rope_parameters": {"rope_theta": 500000.0, **scaled}}
-    assert nn.LlamaConfig.of(said).frequencies() == want == nn.LlamaConfig.of(SimpleNamespace(**said)).frequencies()
-    assert nn.LlamaConfig.of(said, rope_scaling=None, rope_theta=7.0).frequencies() == nn.LlamaConfig(rope_theta=7.0).frequencies()
-    for partial in ({"partial_rotary_factor": 0.5}, {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}):
-        with pytest.raises(coda_lang.CodaError, match="C0716.*partial_rotary_factor"):
-            nn.LlamaConfig.of(partial)
-
-
-def test_llama3_frequencies():
-    """High frequencies stay, low ones are divided, those between are interpolated."""
-    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    scaling["original_max_position_embeddings"] = 8192
-    c = nn.LlamaConfig(head_dim=128, rope_theta=500000.0, rope_scaling=scaling)
-    plain = nn.LlamaConfig(head_dim=128, rope_theta=500000.0).frequencies()
-    for f, scaled in zip(plain, c.frequencies()):
-        wavelength = 2 * math.pi / f
-        if wavelength < 8192 / 4:
-            assert scaled == pytest.approx(f)
-        elif wavelength > 8192:
-            assert scaled == pytest.approx(f / 8)
-        else:
-            assert f / 8 < scaled < f
-    assert nn.LlamaConfig(rope_scaling={"type": "linear", "factor": 2.0}).frequencies()[3] == pytest.approx(
-        nn.LlamaConfig().frequencies()[3] / 2
-    )

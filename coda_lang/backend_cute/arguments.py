@@ -194,7 +194,10 @@ def check_tangents(program: spec.Program, arguments: Sequence[Any]) -> None:
 
 
 def cast(program: spec.Program, arguments: Sequence[Any]) -> Sequence[Any]:
-    """The autocast rule: where autocast is on, a float tensor of up to 32 bits is cast to the type that the program declares."""
+    """The autocast rule: where autocast is on, a float tensor of up to 32 bits is cast to the type that the program declares.
+
+    A constant is not widened: no operation under autocast made it, so one that arrives narrower lost digits elsewhere, by a mistake.
+    """
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     if not kinds:
         return arguments
@@ -202,7 +205,8 @@ def cast(program: spec.Program, arguments: Sequence[Any]) -> Sequence[Any]:
     for argument, value in zip(program.inputs, arguments, strict=True):
         if isinstance(value, torch.Tensor) and value.dtype in FLOATS and value.device.type in kinds:
             declared = DTYPES[argument.dtype]
-            value = value.to(declared) if declared in FLOATS else value
+            lossy = argument.const and value.dtype.itemsize < declared.itemsize
+            value = value.to(declared) if declared in FLOATS and not lossy else value
         made.append(value)
     return made
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from . import head
 from .attention import attend, mask_of
 from .config import GPT2Config
-from .weights import Accept, Group, Programs, Weight, check_whole, positions
+from .weights import Accept, Group, Programs, Weight, check_whole, positions, says_of_weights
 
 CAUSAL_MASKS = (".attn.bias", ".attn.masked_bias")  # buffers of older checkpoints
 
@@ -68,6 +68,7 @@ class GPT2Model(nn.Module):
                 small = std / (2 * self.config.n_layer) ** 0.5
                 part.start(1.0 if part.weight.dim() == 1 else None, small if name.endswith("c_proj") else std)
 
+    @says_of_weights
     def forward(self, input_ids: Tensor, *, position_ids: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
         """[batch, rows, d] of ids [batch, rows]; see `attention.mask_of` for masks, positions count from 0 in each sequence by default."""
         shape, hd, run = input_ids.shape, self.config.extents["hd"], self.programs
@@ -108,6 +109,7 @@ class GPT2LMHeadModel(nn.Module):
         aliases = (("lm_head.weight", "transformer.wte.weight"),)
         self.register_load_state_dict_pre_hook(Accept(CAUSAL_MASKS, aliases, prefix="transformer."))
 
+    @says_of_weights
     def forward(
         self, input_ids: Tensor, labels: Tensor | None = None, *, position_ids: Tensor | None = None, attention_mask: Tensor | None = None,
         reduction: str = "mean", return_logits: bool | None = None,

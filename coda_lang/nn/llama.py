@@ -6,6 +6,7 @@ Non-goals: generation with a cache of keys and values.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from . import head
 from .attention import attend, mask_of
 from .config import LlamaConfig
-from .weights import Accept, Group, Programs, Weight, check_whole, positions
+from .weights import Accept, Group, Programs, Weight, check_whole, positions, says_of_weights
 
 
 def _layer(c: LlamaConfig, options: dict[str, Any]) -> Group:
@@ -45,8 +46,16 @@ def _behind(layer: Any) -> tuple[Tensor, ...]:
     return layer.self_attn.o_proj.weight, norm, m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight
 
 
+def _angles(c: LlamaConfig, device: Any = None) -> Tensor:
+    """What each pair of coordinates turns by from one position to the next: f32 [pair]."""
+    return torch.tensor(c.frequencies(), dtype=torch.float32, device=device)
+
+
 class LlamaModel(nn.Module):
-    """Token ids to the last hidden state (after the final norm)."""
+    """Token ids to the last hidden state (after the final norm).
+
+    The buffer `freq` holds the angles, f32 [head_dim / 2]; it may be replaced by others. It moves with the model, and keeps its type.
+    """
 
     freq: Tensor
 
@@ -57,7 +66,7 @@ class LlamaModel(nn.Module):
         self.embed_tokens = Weight(config.vocab_size, config.hidden_size, **options)
         self.layers = nn.ModuleList(_layer(config, options) for _ in range(config.num_hidden_layers))
         self.norm = Weight(config.hidden_size, **options)
-        self.register_buffer("freq", torch.tensor(config.frequencies(), dtype=torch.float32, device=device), persistent=False)
+        self.register_buffer("freq", _angles(config, device), persistent=False)
         self.programs = Programs("llama", ("pre", "layer", "post"), config.extents, {"eps": config.rms_norm_eps})
         self.register_load_state_dict_pre_hook(Accept(dropped=(".rotary_emb.inv_freq",)))
         self.reset_parameters()
@@ -68,6 +77,15 @@ class LlamaModel(nn.Module):
             if isinstance(part, Weight):
                 part.start(1.0 if part.weight.dim() == 1 else None, self.config.initializer_range)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LlamaModel:
+        """Casts weights only: angles in bf16 would be others. Where a model without storage gets one (`to_empty`), so do the angles."""
+        before = self.freq
+        super()._apply(fn, recurse)
+        device = self.freq.device
+        self.freq = _angles(self.config, device) if before.is_meta and device.type != "meta" else before.to(device)
+        return self
+
+    @says_of_weights
     def forward(self, input_ids: Tensor, *, position_ids: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
         """[batch, rows, d] of ids [batch, rows]; see `attention.mask_of` for masks, positions count from 0 in each sequence by default."""
         shape, hd, run = input_ids.shape, self.config.extents["pair"] * 2, self.programs
@@ -109,6 +127,7 @@ class LlamaForCausalLM(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
             self.register_load_state_dict_pre_hook(Accept(aliases=(("lm_head.weight", "model.embed_tokens.weight"),)))
 
+    @says_of_weights
     def forward(
         self, input_ids: Tensor, labels: Tensor | None = None, *, position_ids: Tensor | None = None, attention_mask: Tensor | None = None,
         reduction: str = "mean", return_logits: bool | None = None,

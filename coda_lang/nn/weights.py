@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from .. import torch_api
-from ..backend_cute.errors import EXTENT, KIND, refuse
+from ..backend_cute.arguments import FLOATS, NAMES
+from ..backend_cute.errors import DTYPE, EXTENT, KIND, CallError, refuse
 from ..backend_cute.function import Function
 
+Forward = TypeVar("Forward", bound=Callable[..., Any])
 FOLDER = Path(__file__).parent / "programs"
 
 
@@ -112,6 +114,40 @@ def check_whole(layer: nn.Module) -> None:
         text = "a layer's weights are shards while the model runs"
         help = "fully_shard(model) as a whole, not layer by layer: what stands between two attentions reads weights of both layers"
         raise refuse(KIND, text, help=help)
+
+
+def says_of_weights(forward: Forward) -> Forward:
+    """A model's forward, whose C0703 names the model's weights, where it is they that have another type, and not a program's arguments.
+
+    What stands between is asked only when a program has refused, so a call that fits pays nothing.
+    """
+
+    @functools.wraps(forward)
+    def said(self: nn.Module, *args: Any, **named: Any) -> Any:
+        try:
+            return forward(self, *args, **named)
+        except CallError as error:
+            raise _of_weights(self, error) from None
+
+    return said  # type: ignore[return-value]
+
+
+def _of_weights(model: nn.Module, error: CallError) -> CallError:
+    """C0703 about the weights of a model; other errors as they are."""
+    everything = dict(model.named_parameters())
+    wrong = {n: NAMES.get(p.dtype, str(p.dtype).removeprefix("torch.")) for n, p in everything.items() if not _readable(p)}
+    if not wrong or all(d.code != DTYPE for d in error.diagnostics):
+        return error
+    name, dtypes = next(iter(wrong)), " and ".join(sorted(set(wrong.values())))
+    text = f"{type(model).__name__}: {len(wrong)} of {len(everything)} weights are {dtypes}, its programs read bf16; the first is {name}"
+    kind = everything[name].device.type
+    help = f"model.bfloat16() casts them; or keep f32 weights and call the model under torch.autocast({kind!r}, torch.bfloat16)"
+    return refuse(DTYPE, text, help=help)
+
+
+def _readable(weight: Tensor) -> bool:
+    """Do programs take a weight of this type, or does autocast see to it?"""
+    return weight.dtype == torch.bfloat16 or weight.dtype in FLOATS and torch.is_autocast_enabled(weight.device.type)
 
 
 @dataclass(frozen=True)
