@@ -235,7 +235,7 @@ def build(
     from .backend_cute.spec import Finish, built
 
     text = emit(text_or_path, options)
-    _need("compiling kernels", "cute", torch="torch", cutlass="nvidia-cutlass-dsl", tvm_ffi="apache-tvm-ffi")
+    _need("compiling kernels", "torch,cute", torch="torch", cutlass="nvidia-cutlass-dsl", tvm_ffi="apache-tvm-ffi")
     name, wanted = os.fspath(directory), tuple(configs)
     try:
         os.makedirs(name, exist_ok=True)
@@ -302,7 +302,9 @@ def _measurable(
     """The functions of a source with the extents of all axes: those given, else nominal. Raises CodaError where one is unknown."""
     source = read(text_or_path)
     text = emit(source, options)
-    _need("measuring kernels", "cute", torch="torch", cutlass="nvidia-cutlass-dsl", tvm_ffi="apache-tvm-ffi")
+    _need("measuring kernels", "torch,cute", torch="torch")
+    from .backend_cute import tune as tuning
+
     with _imported(text) as (_, functions):
         axes = {name for fn in functions for name, size in fn.program.extents if size is None}
         for name in set(extents) - axes:
@@ -316,6 +318,8 @@ def _measurable(
                 help = f"give --shape {','.join(a + '=…' for a in missing)}"
                 raise CodaError([Diagnostic("C0803", f"{fn.program.name}: nothing says how large {missing[0]} is", help=help)])
             found.append((fn, {a: n for a, n in sizes.items() if n is not None}))
+        tuning.gpu()  # said first: without one, no package helps
+        _need("measuring kernels", "torch,cute", cutlass="nvidia-cutlass-dsl", tvm_ffi="apache-tvm-ffi")
         yield found
 
 
@@ -332,12 +336,12 @@ def gradient_check(
 
 
 def _need(what: str, extra: str, **packages: str) -> None:
-    """Raises CallError for the first module (name = package) that is not installed."""
+    """Raises CallError for the first module (name = package) that is not installed; `extra` has them all."""
     from .backend_cute import errors
 
     for module, package in packages.items():
         if importlib.util.find_spec(module) is None:
-            raise errors.refuse(errors.TOOLS, f"{what} needs {package}", help=f"pip install 'coda-lang[{extra}]'")
+            raise errors.refuse(errors.TOOLS, f"{what} needs {package}", help=f"in the clone: pip install -e '.[{extra}]'")
 
 
 @contextlib.contextmanager

@@ -316,3 +316,28 @@ def test_adjacent_bad_characters_are_one_error() -> None:
 def test_an_unclosed_bracket_says_where_the_next_statement_starts() -> None:
     [error] = errors(SIGNATURE + "a = silu(x\nparam p = 1\n")
     assert [(s.span.line, s.text) for s in error.secondary] == [(3, "this statement starts inside it")]
+
+
+SIGNED = "program f({}, w: bf16[n, d]) -> (y: bf16[m, n])\n"
+
+
+@pytest.mark.parametrize(
+    "text, code, help",
+    [
+        (SIGNATURE + "y = sum(x @ w, -1, keepdim=True)\n", "C0109", "leave it out: values broadcast by name"),
+        (SIGNATURE + "z = x @ w\ny = z - mean[m](z)[:, None]\n", "C0129", "leave it out: values broadcast by name"),
+        (SIGNATURE + "y = f(x, True)\n", "C0109", "a bool comes from a comparison: `x > 0`"),
+        (SIGNATURE + "y = clamp(x @ w, None, 1.0)\n", "C0109", "a bound that is not there is `inf` or `-inf`"),
+        (SIGNATURE + 'y = gelu(x @ w, approximate="tanh")\n', "C0103", "`gelu_tanh(x)`"),
+        (SIGNED.format("x: bf16[m, 4096]"), "C0117", "write `k=4096`"),
+        (SIGNED.format("x"), "C0119", "write `x: bf16[m, d]`"),
+        (SIGNED.format("x: f32").replace("m, n", "rows"), "C0119", "write `f32[rows, n, d]`; a scalar is `f32[]`"),
+        (SIGNED.format("x").replace("y: bf16[m, n]", "y: bf16[n, d]"), "C0119", "write `x: bf16[n, d]`"),
+        ("program f(x)\n", "C0119", "write `x: bf16[m, d]`"),
+    ],
+)
+def test_what_another_library_writes_is_answered_in_the_users_own_names(text: str, code: str, help: str) -> None:
+    with pytest.raises(CodaError) as caught:
+        parse(Source("t.coda", text))
+    (found,) = caught.value.diagnostics
+    assert found.code == code and help in found.help

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import pytest
@@ -178,3 +179,15 @@ def test_refusals(monkeypatch):
         driver.tune(text, driver.Options(), {"q": 3})
     with pytest.raises(CodaError, match="nothing says how large d is"):
         driver.bench(text, driver.Options(), {})
+
+
+def test_without_a_gpu_no_package_is_asked_for(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "cutlass" else found(name, *rest))
+    text = "program p(x: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\nnominal m = 8, n = 8, d = 8\ny = x @ w\n"
+    for measure in (driver.tune, driver.bench):
+        with pytest.raises(CallError, match="C0705: measuring kernels needs a Hopper GPU"):
+            measure(text, driver.Options(), {})
+    with pytest.raises(CallError, match=r"C0715: .*\n.*in the clone: pip install -e '\.\[torch,cute\]'"):
+        driver.build(text, "never", driver.Options())

@@ -25,8 +25,9 @@ def matched(
     optional: Sequence[str],
     given: Sequence[Result | Operand],
     named: Mapping[str, object],
+    variants: Sequence[str] = (),
 ) -> dict[str, object] | None:
-    """The call's arguments by formal name; None, with an error reported, where they do not fit."""
+    """The call's arguments by formal name; None, with an error reported, where they do not fit. `variants`: what else may be meant."""
     name = e.fn.name
     shown = f"{name}{'[…]' if e.bracket else ''}({', '.join(formals)})"
     if len(given) > len(formals):
@@ -39,9 +40,8 @@ def matched(
     spans = {f: a.span for f, a in zip(formals, e.args)}
     for keyword, _ in e.kwargs:
         if keyword.name not in formals:
-            report.error(
-                "C0208", f"`{name}` has no argument `{keyword.name}`", keyword.span, "not one of its arguments", help=f"write `{shown}`"
-            )
+            help = f"write `{shown}`" + (f"; there is also {listed(variants)}" if variants else "")
+            report.error("C0208", f"`{name}` has no argument `{keyword.name}`", keyword.span, "not one of its arguments", help=help)
             return None
         if keyword.name in spans:
             first = [Label(spans[keyword.name], "first given here")]

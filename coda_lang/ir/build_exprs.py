@@ -113,7 +113,7 @@ class Evaluator:
             arguments: list[Operand | None] = given
         else:
             formals = [op.arg(i) for i in range(len(op.args))]
-            found = matched(self.report, e, formals, (), given, named)
+            found = matched(self.report, e, formals, (), given, named, self._variants(e, scope.library))
             if found is None:
                 return None
             arguments = [found[f] for f in formals]  # type: ignore[misc]
@@ -208,12 +208,14 @@ class Evaluator:
         if self._calls > MAX_EQNS:  # calls that emit nothing multiply just as well
             raise TooLarge
         bound = self._bind_axes(e, d, scope)
+        if bound is None:
+            return None  # what is wrong with the arguments is better said of a call with its axes
         if not e.called:
             self.report.error("C0208", f"`{d.name}` is called without arguments", e.span, "no parentheses", help=f"write `{d.name}[…](…)`")
             return None
         optional = [a.name for a in d.args if a.default is not None]
-        found = matched(self.report, e, [a.name for a in d.args], optional, given, named)
-        if found is None or bound is None:
+        found = matched(self.report, e, [a.name for a in d.args], optional, given, named, self._variants(e, library))
+        if found is None:
             return None
         inner = Scope(library, scope.types, bound, types_below=scope.types_below)
         self._inlining.append(key)
@@ -279,6 +281,15 @@ class Evaluator:
                 )
                 return None
         return bound
+
+    def _variants(self, e: ast.Call, library: Library) -> list[str]:
+        """Functions named after this one, first those that have an argument like one that this one lacks."""
+        name = e.fn.name
+        defs = {n: found[0] for n in library.names() if n != name and (found := library.find(n))}
+        lacking = {word for k, _ in e.kwargs for word in k.name.split("_")}
+        near = sorted(n for n in (*defs, *ops.names()) if n != name and name in n.split("_") or name + "_" in n or "_" + name in n)
+        having = [n for n in near if n in defs and any(a.name in lacking for a in defs[n].args)]
+        return having or near
 
     def _of_extent(self, name: str, extent: int, axes: tuple[str, ...]) -> str:
         """How to come by an axis of `extent` positions where `axes` were given for it."""

@@ -30,6 +30,8 @@ _FOREIGN = {
     "boolean": "bool",
 }
 
+_PRODUCTS = {"linear": "x @ w + b", **dict.fromkeys(("mm", "bmm", "dot", "einsum"), "x @ w")}  # which functions are operators here
+
 
 def taken(report: Report, what: str, name: str, span: Span, first: Span, help: str) -> None:
     """A name given a second meaning; `what` is how the first one came about ("an input", "assigned")."""
@@ -43,6 +45,7 @@ def unknown_function(report: Report, fn: ast.Name, functions: Iterable[str], val
         )
         return
     foreign = _FOREIGN.get(fn.name.lower())
+    product = _PRODUCTS.get(fn.name)
     report.error(
         "C0202",
         f"there is no function `{fn.name}`",
@@ -50,6 +53,8 @@ def unknown_function(report: Report, fn: ast.Name, functions: Iterable[str], val
         "not a primitive, not in the prelude, not defined in this file",
         help=f"write `{foreign}(…)`"
         if foreign
+        else f"write `{product}`: a product contracts the axes that both sides share"
+        if product
         else did_you_mean(fn.name, functions) or "`codac ops` lists the primitives; `def` makes a function",
         once=True,
     )

@@ -17,7 +17,7 @@ from ..diagnostics.suggest import did_you_mean
 from ..source import Span
 from . import problems
 from .lexer import STARTS, span_of
-from .words import FOREIGN, KEYWORDS, STATEMENTS
+from .words import BY_NAME, FOREIGN, KEYWORDS, STATEMENTS
 
 OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "PERCENT", "AT", "POWER", "COMPARE", "AND", "OR"})
 VALUE_ENDS = frozenset({"NAME", "NUMBER", "INF", "RPAR", "RSQB"})
@@ -145,6 +145,10 @@ def _axes(p: Place) -> Diagnostic | None:
         return problems.extent(p.span, str(p.token) if p.kind in VALUE_STARTS or p.kind == "MINUS" else "")
     if p.kind == "RSQB" and p.back() == "LSQB":
         return problems.axes(p.of(p.tokens[p.at - 1]).to(p.span), "empty brackets", "name the axes, or leave the brackets out")
+    if p.kind == "NUMBER" and p.first in ("PROGRAM", "FORWARD") and str(p.token).isdigit():
+        name = next(n for n in (*"dnkejabc", "axis") if all(str(t) != n for t in p.tokens))
+        mend = f"write `{name}={problems.short(str(p.token))}`: an axis has a name, and may have a fixed extent"
+        return problems.axes(p.span, f"`{problems.short(str(p.token))}` is not an axis", mend)
     if p.kind in ("NUMBER", "MINUS", "COLON"):
         mend = "axes have names, never positions: `sum[d](x)`, `x: bf16[m, d]`"
         return problems.axes(p.span, f"`{problems.short(str(p.token))}` is not an axis", mend)
@@ -194,11 +198,12 @@ def _signature(p: Place) -> Diagnostic | None:
         return problems.signature(p.span, "the inputs stand in parentheses", "write `program name(x: bf16[m, d]) -> (…)`")
     if p.expected == {"COLON"}:
         name = problems.short(str(p.before))
-        mend = f"write `{name}: bf16[m, d]`, with the axes in storage order"
+        mend = f"write `{name}: bf16{_axes_for(p)}`, with the axes in storage order"
         return problems.untyped(p.of(p.tokens[p.at - 1]), f"`{name}` has no type", mend)
     if p.expected == {"LSQB"}:
         dtype = problems.short(str(p.before))
-        return problems.untyped(p.of(p.tokens[p.at - 1]), f"`{dtype}` lacks its axes", f"write `{dtype}[m, d]`; a scalar is `{dtype}[]`")
+        mend = f"write `{dtype}{_axes_for(p)}`; a scalar is `{dtype}[]`"
+        return problems.untyped(p.of(p.tokens[p.at - 1]), f"`{dtype}` lacks its axes", mend)
     if p.back() == "COLON":
         return problems.untyped(p.span, "a type starts with its element type", "write `bf16[m, d]`")
     if p.kind == "EQUAL":
@@ -208,6 +213,18 @@ def _signature(p: Place) -> Diagnostic | None:
     if p.kind in ("NAME", "CONST") and p.back() == "RSQB":
         return problems.missing_comma(p.span, "]")
     return None
+
+
+def _axes_for(p: Place) -> str:
+    """Axes for a tensor that has none yet: those that only one other tensor of the signature has, as a product's; else the last one's."""
+    text = [str(t) for t in p.tokens]
+    starts = [k for k in range(2, len(text)) if text[k] == "[" and text[k - 2] == ":" and "]" in text[k:]]
+    others = [[t for t in text[k + 1 : text.index("]", k)] if t.isidentifier()] for k in starts]
+    if not others:
+        return "[m, d]"
+    every = [a for axes in others[::-1] for a in axes]
+    once = [a for a in dict.fromkeys(every) if every.count(a) == 1]
+    return f"[{', '.join(once if len(others) > 1 and once else others[-1])}]"
 
 
 def _definition(p: Place) -> Diagnostic | None:
@@ -281,7 +298,9 @@ def _juxtaposed(p: Place) -> Diagnostic | None:
     if p.back() not in VALUE_ENDS or p.kind not in VALUE_STARTS | {"LSQB", "NOT"}:
         return None
     if p.kind == "LSQB":
-        mend = "functions work on axes: `sum[d](x)`, `gather[v](z, i)`"
+        rest = [str(t) for t in p.tokens[p.at + 1 :]]
+        inside = rest[: rest.index("]")] if "]" in rest else []
+        mend = BY_NAME if "None" in inside else "functions work on axes: `sum[d](x)`, `gather[v](z, i)`"
         return problems.missing_operator(p.span, "brackets follow the name of a function", mend)
     if p.kind == "LPAR" and p.back() in ("RPAR", "NUMBER", "INF"):
         return problems.missing_operator(p.span, "only a name can be called", "a product is written with `*`")

@@ -26,7 +26,7 @@ from . import ast, problems
 from .explain import explain
 from .lexer import MAX_ERRORS, Item, Lexer, in_order, span_of
 from .tree import Builder, Line, Refused
-from .words import FOREIGN, PYTHON, STATEMENTS
+from .words import BY_NAME, CONSTANTS, FOREIGN, KEPT, PYTHON, STATEMENTS
 
 _LOCK = threading.Lock()
 
@@ -80,8 +80,12 @@ def _parse_item(lark: Lark, builder: Builder, source: Source, item: Item, errors
 
 
 def _refuse_foreign(file: str, tokens: list[Token]) -> None:
-    """A line that starts with another language's statement says so, rather than what its second word breaks."""
+    """A line that starts with another language's statement says so, rather than what its second word breaks; so does `keepdim=True`."""
     for k, token in enumerate(tokens[:-1]):
+        if token in KEPT and [str(t) for t in tokens[k + 1 : k + 3]] in (["=", "True"], ["=", "False"]):
+            raise Refused(problems.foreign(span_of(file, token), str(token), BY_NAME))
+        if token in CONSTANTS and tokens[k + 1].type == "EQUAL":
+            raise Refused(problems.reserved(span_of(file, token), str(token), "Python word"))
         if token in FOREIGN and (k == 0 or tokens[k - 1].type in ("_NEWLINE", "_INDENT")):
             after = tokens[k + 1].type
             if after == "NAME" or (token in PYTHON and after not in ("EQUAL", "COMMA")) or (after == "_NEWLINE" and len(tokens) == 2):

@@ -11,6 +11,7 @@ import re
 from ..diagnostics.model import Diagnostic
 from ..source import Span
 from .problems import short
+from .words import STRINGS
 
 F32_MAX = 3.4028234663852886e38
 F32_TINY = 2.0**-150  # anything at or below rounds to zero
@@ -42,6 +43,8 @@ def character(span: Span, text: str) -> Diagnostic:
         return Diagnostic("C0103", f"`{text}` is not an operator", span, help=mend)
     known = text[0] if text[0] in "\"'" else text
     if known in _FOREIGN:
+        if instead := STRINGS.get(text.replace("'", '"')):
+            return Diagnostic("C0103", f"`{short(text)}` is not part of the language", span, help=f"{_FOREIGN[known]}; {instead}")
         return Diagnostic("C0103", f"`{short(text)}` is not part of the language", span, help=_FOREIGN[known])
     if text[0] not in _INSTEAD and (text[0].isalnum() or text[0] == "_"):
         spelt = "".join(_LETTERS.get(c, c) for c in text)

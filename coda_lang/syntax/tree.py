@@ -17,7 +17,7 @@ from ..diagnostics.model import Diagnostic
 from ..source import Span
 from . import ast, problems
 from .lexer import span_of
-from .words import DTYPES, FUTURE, KEYWORDS, PYTHON, RESERVED
+from .words import CONSTANTS, DTYPES, FUTURE, KEYWORDS, PYTHON, RESERVED
 
 MAX_DEPTH = 100
 
@@ -86,6 +86,8 @@ class Builder(Transformer):
         if word in RESERVED:
             if word in FUTURE:
                 raise Refused(problems.future(self.at(token), word, FUTURE[word]))
+            if word in CONSTANTS:
+                raise Refused(problems.foreign(self.at(token), word, CONSTANTS[word]))
             kind = "keyword" if word in KEYWORDS else "dtype" if word in DTYPES else "Python word"
             assert kind != "Python word" or word in PYTHON
             raise Refused(problems.reserved(self.at(token), word, kind))

@@ -44,6 +44,20 @@ FOREIGN = {
     "end": "remove it: a program ends where the next one starts",
 }
 
+# Python's constants: what is written here instead.
+CONSTANTS = {
+    "True": "a bool comes from a comparison: `x > 0`; an option that has no meaning here is left out",
+    "False": "a bool comes from a comparison: `x > 0`; an option that has no meaning here is left out",
+    "None": "leave it out; a bound that is not there is `inf` or `-inf`",
+}
+
+# Arguments that reductions have where axes are positions.
+KEPT = ("keepdim", "keepdims")
+BY_NAME = "leave it out: values broadcast by name"
+
+# Options that other libraries take as strings: what is called here instead.
+STRINGS = {'"tanh"': "the approximation by tanh is a function of its own: `gelu_tanh(x)`"}
+
 # Kernels are Python and are called by argument name, so Python's own words cannot be names.
 PYTHON = frozenset(keyword.kwlist) - set(KEYWORDS)
 

@@ -181,7 +181,7 @@ os.environ["CODA_DSL_RUNTIME"] = "no/such/file.so"
 compile.runtime_library()
 """,
         "",
-        "Install what the message names: `pip install coda-lang[torch,cute]` has it all but the C compiler.",
+        "Install what the message names: in the clone, `pip install -e '.[torch,cute]'` has it all but the C compiler.",
     ),
     _entry(
         "C0716",
