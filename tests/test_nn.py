@@ -1,5 +1,5 @@
 """Models of programs against plain PyTorch: values and every gradient in float64, and in bf16 within twice eager's error; checkpoints in
-and out; what users pass: labels, masks, positions, reductions; autocast, copies, compiled graphs; refusals."""
+and out; what users pass: labels, masks, positions, reductions; copies, compiled graphs; refusals."""
 
 from __future__ import annotations
 
@@ -13,69 +13,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from exact_programs import on_stand_ins, planned  # noqa: E402
+from nn_cases import FAMILIES, FULL_FAMILIES, SMALL, SMALL_GPT2, both, ids_of, of_ours, of_plain, pair, randomised  # noqa: E402
 
 import coda_lang  # noqa: E402
 from bench.plain_models import PlainGPT2, PlainLlama, loss  # noqa: E402
 from coda_lang import nn  # noqa: E402
 from coda_lang.backend_cute.selfcheck import error  # noqa: E402
-
-SMALL = nn.LlamaConfig(
-    vocab_size=203, hidden_size=72, intermediate_size=104, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16
-)
-FULL = nn.LlamaConfig(
-    vocab_size=1000, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2
-)
-SMALL_GPT2 = nn.GPT2Config(vocab_size=203, n_positions=40, n_embd=48, n_layer=3, n_head=3)
-FULL_GPT2 = nn.GPT2Config(vocab_size=1000, n_positions=64, n_embd=256, n_layer=4, n_head=4)
-FAMILIES = {
-    "llama": (nn.LlamaForCausalLM, PlainLlama, SMALL),
-    "gpt2": (nn.GPT2LMHeadModel, PlainGPT2, SMALL_GPT2),
-}
-FULL_FAMILIES = {
-    "llama": (nn.LlamaForCausalLM, PlainLlama, FULL),
-    "gpt2": (nn.GPT2LMHeadModel, PlainGPT2, FULL_GPT2),
-}
-SHAPE = (2, 19)
-both = pytest.mark.parametrize("family", FAMILIES)
-
-
-def ids_of(config, shape=SHAPE, seed=0):
-    return torch.randint(0, config.vocab_size, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def randomised(model, seed=0):
-    """Weights whose norms and biases matter, the same for equal shapes in equal order; products keep values near 1."""
-    gen = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, p in sorted(model.named_parameters()):
-            drawn = torch.randn(p.shape, generator=gen)
-            p.copy_((1 + 0.2 * drawn if name.endswith("norm.weight") or ".ln_" in name else 0.2 * drawn) if p.dim() == 1 else 0.08 * drawn)
-    return model
-
-
-def pair(family, families=FAMILIES, seed=0):
-    """Ours and a plain model with the same bf16 weights, and ids."""
-    ours, plain, config = families[family]
-    model = randomised(ours(config), seed)
-    other = plain(config).bfloat16()
-    other.load_state_dict(model.state_dict())
-    return model, other, ids_of(config, seed=seed)
-
-
-def results(logits, value, model):
-    """What is compared: logits, loss, gradients by name."""
-    value.backward()
-    return {"logits": logits.detach(), "loss": value.detach(), **{n: p.grad for n, p in model.named_parameters()}}
-
-
-def of_ours(model, ids, **options):
-    out = model(ids, labels=ids, return_logits=True, **options)
-    return results(out.logits, out.loss, model)
-
-
-def of_plain(model, ids):
-    logits = model(ids)
-    return results(logits, loss(logits, ids), model)
 
 
 def in_float64(family, families):
@@ -339,82 +282,6 @@ def test_a_vocabulary_of_several_chunks_gives_the_same_gradients():
 
 
 # --- how torch runs it -------------------------------------------------------------------------------------------------------------
-
-
-def test_autocast_takes_f32_weights_and_gives_f32_gradients():
-    model, _, ids = pair("llama")
-    want = of_ours(model, ids)
-    wide = nn.LlamaForCausalLM(SMALL, dtype=torch.float32)
-    wide.load_state_dict(model.state_dict())
-    with torch.autocast("cpu", torch.bfloat16):
-        out = wide(ids, labels=ids, return_logits=True)
-    got = results(out.logits, out.loss, wide)
-    assert got["lm_head.weight"].dtype == torch.float32
-    assert all(error(got[n], want[n]) < 0.02 for n in want)
-
-
-CASTS = {
-    "bfloat16": lambda m: m.bfloat16(),
-    "to": lambda m: m.to(torch.bfloat16),
-    "to a device": lambda m: m.to("cpu", torch.bfloat16),
-    "half and back": lambda m: m.half().float().bfloat16(),
-    "double and back": lambda m: m.double().bfloat16(),
-}
-
-
-@pytest.mark.parametrize("cast", CASTS.values(), ids=CASTS)
-def test_casts_of_a_model_leave_its_angles_alone(cast):
-    model, _, ids = pair("llama")
-    want, angles = model(ids).logits, model.model.freq.clone()
-    model = cast(nn.LlamaForCausalLM(SMALL, dtype=torch.float32).float())
-    model.load_state_dict(pair("llama")[0].state_dict())
-    assert model.model.freq.dtype == torch.float32 and torch.equal(model.model.freq, angles)
-    assert torch.equal(model(ids).logits, want)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(model(ids).logits, want)
-    own = angles * 0.3
-    model.model.freq = own
-    assert torch.equal(cast(model).model.freq, own)
-
-
-def test_a_model_without_storage_gets_its_angles_with_it():
-    model, _, ids = pair("llama")
-    late = nn.LlamaForCausalLM(SMALL, device="meta").bfloat16().to_empty(device="cpu")
-    late.load_state_dict(model.state_dict())
-    assert torch.equal(late(ids).logits, model(ids).logits)
-    late.to_empty(device="cpu")
-    assert torch.equal(late.model.freq, model.model.freq)
-    assert late.to("meta").model.freq.is_meta
-
-
-@pytest.mark.parametrize("way", ["written", "traced"])
-def test_narrow_angles_are_refused_under_autocast_too(way):
-    """Cast up again they would be others, silently."""
-    model, _, ids = pair("llama")
-    model.model.freq = model.model.freq.bfloat16()
-    call = model if way == "written" else torch.compile(model, backend="eager")
-    for on in (False, True):
-        with torch.autocast("cpu", torch.bfloat16, enabled=on), pytest.raises(Exception, match="C0703: llama_pre: argument 'freq'"):
-            call(ids)
-
-
-@both
-def test_weights_of_another_type_are_named_as_the_models(family):
-    ours, _, config = FAMILIES[family]
-    ids = ids_of(config)
-    for model, count, dtype in ((ours(config).float(), None, "f32"), (ours(config).half(), None, "f16"), (ours(config), 1, "float64")):
-        names = list(dict(model.named_parameters()))
-        if count:
-            last = model.get_parameter(names[-2])
-            last.data = last.data.double()
-        for part, prefix in ((model, ""), (next(model.children()), next(n for n, _ in model.named_children()) + ".")):
-            with pytest.raises(coda_lang.CodaError) as raised:
-                part(ids)
-            (found,) = raised.value.diagnostics
-            total = len(list(part.parameters()))
-            assert found.code == "C0703" and f"{type(part).__name__}: {count or total} of {total} weights are {dtype}" in found.message
-            assert (names[-2] if count else names[0]).removeprefix(prefix) in found.message
-            assert "model.bfloat16()" in found.help and "torch.autocast('cpu', torch.bfloat16)" in found.help
 
 
 @pytest.mark.slow

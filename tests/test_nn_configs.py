@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-import coda_lang  # noqa: E402
-from coda_lang import nn  # noqa: E402
+import coda_lang
+from coda_lang import nn
 
 
 def test_configurations_of_hugging_face_are_taken_or_refused():
