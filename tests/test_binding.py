@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from coda_lang.backend_cute import spec  # noqa: E402
 from coda_lang.backend_cute.binding import bind  # noqa: E402
 from coda_lang.backend_cute.errors import CallError  # noqa: E402
 from coda_lang.diagnostics.model import CodaError  # noqa: E402
@@ -46,9 +47,42 @@ WRONG = {
     "index dtype": (lambda x, w, p, q: (x, w, p.long(), q), "C0703", "got dtype i64, expected i32"),
     "device": (lambda x, w, p, q: (x, w.to("meta"), p, q), "C0704", "several devices"),
     "meta": (lambda x, w, p, q: tuple(t.to("meta") for t in (x, w, p, q)), "C0704", "on meta, expected a CUDA device or the CPU"),
-    "none": (lambda x, w, p, q: (x, w, p, None), "C0702", "got builtins.NoneType, expected a torch.Tensor"),
+    "none": (lambda x, w, p, q: (x, w, p, None), "C0702", "got None, expected a torch.Tensor"),
     "list": (lambda x, w, p, q: (x, w, p, q.tolist()), "C0702", "got builtins.list"),
     "sparse": (lambda x, w, p, q: (x.to_sparse(), w, p, q), "C0702", "layout"),
+}
+
+
+@pytest.mark.parametrize("argument, dtype", [(2, torch.float32), (0, torch.float64), (0, torch.int32), (2, torch.uint8)])
+def test_no_declaration_is_offered_that_the_program_could_not_have(argument, dtype):
+    tensors = list(hw.inputs(hw.ROPE.program, {"m": 6, "d": 16, "head": 3}))
+    tensors[argument] = tensors[argument].to(dtype)
+    with pytest.raises(CodaError, match="C0703") as caught:
+        hw.ROPE.function()(*tensors)
+    assert "help: pass " in str(caught.value) and "declare" not in str(caught.value)
+
+
+def test_elements_that_no_reshape_can_fit_name_the_odd_dim():
+    program = spec.Program(
+        "p",
+        (spec.Argument("x", "bf16", ("m", "d")), spec.Argument("w", "bf16", ("f", "lane", "d"))),
+        (spec.Argument("y", "bf16", ("m", "f")),),
+        (("m", None), ("d", None), ("f", None), ("lane", 2)),
+        (),
+    )
+    with pytest.raises(CodaError, match=r"(?s)C0706: .*help: dim 0 is 15, no multiple of lane=2: pass a tensor of \[f, lane=2, d\]"):
+        bind(program, ((8, 16), (15, 16)))
+
+
+HELP = {
+    "merged": "dim 0 is 383, no multiple of lane=2 * pair=64: pass a tensor of [head, lane=2, pair=64, d]",
+    "rank": "reshape 'x' to [m, d]",
+    "dtype": "pass x.to(torch.bfloat16), or declare x: f16[m, d] in the program",
+    "index dtype": "pass pos.to(torch.int32), or declare pos: i64[m] in the program",
+    "none": "every input is needed: pass a tensor of f32[pair]",
+    "list": "as by torch.as_tensor",
+    "meta": "pass real tensors",
+    "device": "pass real tensors",
 }
 
 
@@ -60,6 +94,8 @@ def test_a_wrong_call_names_program_argument_axis_and_remedy(what):
     with pytest.raises(CodaError) as caught:
         fn(*change(*tensors))
     text = str(caught.value)
+    help = HELP.get(what, "")
+    assert help in text.partition("\n  help: ")[2]
     assert text.startswith(f"{code}: rope: ") and words in text and "\n  help: " in text
 
 

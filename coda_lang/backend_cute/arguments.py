@@ -23,6 +23,8 @@ from .torch_fns import DTYPES
 LARGEST = int(torch.finfo(torch.float32).max)  # of a number for a scalar
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+META = "pass real tensors: on meta they have shapes and no elements, so moving them makes none"
+INTEGERS = (torch.int32, torch.int64)
 TRACED = (FakeTensor, FunctionalTensor)
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -91,16 +93,20 @@ def check(program: spec.Program, arguments: Sequence[Any]) -> torch.device:
             continue
         if value.dtype != DTYPES[argument.dtype]:
             got = NAMES.get(value.dtype, str(value.dtype).removeprefix("torch."))
-            remedy = f"pass {argument.name}.to({DTYPES[argument.dtype]}), or declare {argument.name}: {got}[…] in the program"
+            remedy = f"pass {argument.name}.to({DTYPES[argument.dtype]})"
+            if any({value.dtype, DTYPES[argument.dtype]} <= set(kind) for kind in (FLOATS, INTEGERS)):  # any other has another meaning
+                remedy += f", or declare {argument.name}: {got}{_axes(argument)} in the program"
             problems.append(errors.problem(errors.DTYPE, f"{where}: got dtype {got}, expected {argument.dtype}", help=remedy))
         places.setdefault(value.device, argument.name)
     if len(places) > 1:
         text = ", ".join(f"{name!r} is on {device}" for device, name in places.items())
-        problems.append(errors.problem(errors.DEVICE, f"{program.name}: arguments are on several devices: {text}", help="move them to one"))
+        help = META if any(device.type == "meta" for device in places) else "move them to one"
+        problems.append(errors.problem(errors.DEVICE, f"{program.name}: arguments are on several devices: {text}", help=help))
     for device, name in places.items():
         if device.type not in ("cpu", "cuda"):
             text = f"{program.name}: argument {name!r} is on {device}, expected a CUDA device or the CPU"
-            problems.append(errors.problem(errors.DEVICE, text, help=f"pass {name}.to('cuda') or {name}.cpu()"))
+            help = META if device.type == "meta" else f"pass {name}.to('cuda') or {name}.cpu()"
+            problems.append(errors.problem(errors.DEVICE, text, help=help))
     if not places and not problems:
         text = f"{program.name}: no argument is a tensor, so the call has no device"
         problems.append(errors.problem(errors.KIND, text, help="pass tensors"))
@@ -248,6 +254,10 @@ def check_gradients(program: spec.Program, arguments: Sequence[Any]) -> None:
             )
 
 
+def _axes(argument: spec.Argument) -> str:
+    return f"[{', '.join(argument.axes)}]"
+
+
 def _kind(argument: spec.Argument, value: Any) -> tuple[str, str] | None:
     """What is wrong with the kind of a value, and the remedy."""
     kind = type(value)
@@ -257,6 +267,8 @@ def _kind(argument: spec.Argument, value: Any) -> tuple[str, str] | None:
         if kind is int and not -LARGEST <= value <= LARGEST:
             return f"got an integer of {value.bit_length()} bits, which f32 cannot hold", "pass a number below 3.4e38, or float('inf')"
         return None
+    if value is None:
+        return "got None, expected a torch.Tensor", f"every input is needed: pass a tensor of {argument.dtype}{_axes(argument)}"
     if not isinstance(value, torch.Tensor):
         return f"got {kind.__module__}.{kind.__qualname__}, expected a torch.Tensor", "convert it, as by torch.as_tensor"
     if kind not in PLAIN:

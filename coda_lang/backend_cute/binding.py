@@ -183,8 +183,30 @@ def _explain(program: spec.Program, argument: spec.Argument, shape: Shape, fixed
         *([f"known so far: {known}"] if known else []),
         "accepted: one dim per axis; adjacent axes merged into one dim if at most one of them is free; "
         "a leading free axis as several dims",
-        help=f"reshape {argument.name!r} to {_declared(argument, fixed)}",
+        help=_no_reshape(argument, shape, fixed, binding) or f"reshape {argument.name!r} to {_declared(argument, fixed)}",
     )
+
+
+def _no_reshape(argument: spec.Argument, shape: Shape, fixed: Mapping[str, int], binding: Binding) -> str:
+    """The remedy where the elements are too many or too few for any reshape: the dim that is odd in the nearest reading."""
+    known = {a: n for a, n in binding.extents.items() if a in argument.axes}
+    most, elements = math.prod(known.values()), math.prod(shape)
+    if not (elements % most if most and len(known) < len(argument.axes) else elements != most):
+        return ""
+    nearest: list[tuple[int, int, str]] = []
+    for reading in _partitions(argument.axes, len(shape), fixed):
+        wrong = []
+        for dim, (group, size) in enumerate(zip(reading, shape, strict=True)):
+            held = {a: known[a] for a in group if a in known}
+            least, text = math.prod(held.values()), " * ".join(f"{a}={n}" for a, n in held.items())
+            if len(held) == len(group) and size != least:
+                wrong.append((1, f"dim {dim} is {size}, not {text}"))
+            elif least and size % least:
+                wrong.append((0, f"dim {dim} is {size}, no multiple of {text}"))
+        if wrong:
+            nearest.append((len(wrong), *wrong[0]))
+    said = min(nearest)[2] + ": " if nearest else "no reshape fits: "
+    return f"{said}pass a tensor of {_declared(argument, fixed)}"
 
 
 def _ambiguous(program: spec.Program, argument: spec.Argument, shape: Shape) -> Diagnostic:

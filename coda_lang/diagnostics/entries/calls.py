@@ -83,7 +83,7 @@ ENTRIES: tuple[Entry, ...] = (
         Nothing is moved silently: a run-time scalar is a Python number or a tensor on the same device.""",
         _LINEAR + 'linear(x, w.to("meta"))',
         _LINEAR + "linear(x, w)",
-        "Move the tensors to one device.",
+        "Move the tensors to one device; those on `meta` have no elements, so pass real ones.",
     ),
     _entry(
         "C0705",
