@@ -20,6 +20,8 @@ from .diagnostics.model import CodaError, Diagnostic, InternalError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from .source import Source
+
 OK, REFUSED, USAGE, BUG, INTERRUPTED, PIPE = 0, 1, 2, 70, 130, 141
 
 
@@ -107,7 +109,8 @@ def emit(file: str, options: driver.Options, output: str, standalone: bool) -> N
 def check(file: str, options: driver.Options, as_json: bool) -> int:
     """Say everything that is wrong with FILE, or which kernels its programs become."""
     try:
-        plans = driver.check(driver.read_file(file), options)
+        source = driver.read_file(file)
+        plans = driver.check(source, options)
     except CodaError as e:
         if not as_json:
             raise
@@ -116,9 +119,13 @@ def check(file: str, options: driver.Options, as_json: bool) -> int:
         _print(to_json(e) + "\n")
         return _status(e)
     if as_json:
+        from .diagnostics.render import records
+
         found = [{"name": p.program.name, "kernels": len(p.launched)} for p in plans]
-        _print(json.dumps({"diagnostics": [], "programs": found}, indent=1) + "\n")
+        warned = records(driver.warnings(source, options))
+        _print(json.dumps({"diagnostics": warned, "programs": found}, indent=1, ensure_ascii=False) + "\n")
     else:
+        _warn(source, options)
         for p in plans:
             count = len(p.launched)
             _print(f"{p.program.name}: {count} kernel{'s' * (count != 1)}\n")
@@ -159,7 +166,9 @@ def plan(file: str, options: driver.Options) -> None:
     """Tell which kernels FILE becomes, what they move, and what shapes they take."""
     from . import passes
 
-    plans = driver.plan(driver.read_file(file), options)
+    source = driver.read_file(file)
+    plans = driver.plan(source, options)
+    _warn(source, options)
     parts = []
     for p in plans:
         parts += [passes.report(p), driver.launches(p)]
@@ -256,6 +265,12 @@ def _status(e: CodaError) -> int:
 
 def _colour() -> bool:
     return sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def _warn(source: Source, options: driver.Options) -> None:
+    """Print what is accepted, but hardly meant; it is no part of the answer, nor of the exit status."""
+    if found := driver.warnings(source, options):
+        _report(CodaError(found, (source,)))
 
 
 def _report(e: CodaError) -> None:

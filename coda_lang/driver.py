@@ -147,6 +147,13 @@ def programs(text_or_path: str | os.PathLike[str] | Source, options: Options = O
     return found
 
 
+def warnings(text_or_path: str | os.PathLike[str] | Source, options: Options = Options()) -> tuple[Diagnostic, ...]:
+    """What in a source is accepted, but hardly meant, each once. Raises CodaError as `programs` does."""
+    from .ir.build_warnings import warnings as found
+
+    return tuple({(d.code, d.span): d for program in programs(text_or_path, options) for d in found(program)}.values())
+
+
 def plan(text_or_path: str | os.PathLike[str] | Source, options: Options = Options()) -> tuple[Plan, ...]:
     """The kernels of each program and of its derivative, in order. Raises CodaError with the errors of all programs."""
     from . import passes

@@ -16,6 +16,7 @@ from build_errors import ERRORS, HEAD, ROPE
 from coda_lang.diagnostics.entries import names, types
 from coda_lang.diagnostics.model import CodaError, Diagnostic
 from coda_lang.ir.build import build
+from coda_lang.ir.build_warnings import warnings
 from coda_lang.ir.graph import Lit, Program
 from coda_lang.ir.printer import equation, to_text
 from coda_lang.ir.reader import from_text
@@ -122,6 +123,27 @@ def test_programs_that_grow_without_end_are_refused() -> None:
     assert found.code == "C0214", "numbers alone emit nothing, but take as long"
 
 
+@pytest.mark.parametrize(
+    "signature, body, unread",
+    [
+        ("x: bf16[m, k], w: bf16[n, k], b: bf16[n]", "y = x @ w", ["b"]),
+        ("x: bf16[m, k], w: bf16[n, k], const b: bf16[n]", "y = x @ w", ["b"]),
+        ("x: bf16[m, k], w: bf16[n, k], s: f32[], q: f32[q]", "y = x @ w", ["s", "q"]),
+        ("x: bf16[m, k], w: bf16[n, k], b: bf16[n]", "h = x + b\ny = x @ w", []),
+        ("x: bf16[m, k], w: bf16[n, k], b: bf16[q]", "y = (x @ w) * size[q]", []),
+        ("x: bf16[m, k], b: bf16[n], c: bf16[n]", "y = expand[n](sum[k](x))", ["b"]),
+        ("x: bf16[m, k], b: bf16[n]", "y = expand[n](sum[k](x))", []),
+        ("x: bf16[m, n]", "y = x", []),
+    ],
+)
+def test_inputs_that_nothing_reads_are_warned_of(signature: str, body: str, unread: list[str]) -> None:
+    text = f"def first(a, b) = a\nprogram p({signature}) -> (y: bf16[m, n])\n{body}\n"
+    (program,) = programs(text)
+    found = warnings(program)
+    assert [d.message for d in found] == [f"the input `{name}` is never read" for name in unread]
+    assert all(d.severity == "warning" and d.code == "C0215" and d.span and d.span.line == 2 for d in found)
+
+
 def test_a_program_has_outputs() -> None:
     (found,) = errors("program p(x: bf16[m]) -> ()\nh = x")
     assert found.code == "C0211"
@@ -134,7 +156,7 @@ def test_every_code_is_tested_and_in_the_catalog() -> None:
         for node in python.walk(python.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, python.Constant) and isinstance(node.value, str) and re.fullmatch(r"C0[23]\d\d", node.value):
                 written.add(node.value)
-    assert written == {c for c, *_ in ERRORS} | {c for c, *_ in OUTSIDE} | {"C0214"}
+    assert written == {c for c, *_ in ERRORS} | {c for c, *_ in OUTSIDE} | {"C0214", "C0215"}
     assert written == {e.code for e in (*names.ENTRIES, *types.ENTRIES)}
 
 

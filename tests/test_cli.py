@@ -85,6 +85,19 @@ def test_check_says_what_the_programs_become() -> None:
     assert found["diagnostics"] == [] and [p["name"] for p in found["programs"]] == ["swiglu"]
 
 
+def test_a_warning_leaves_the_answer_and_the_exit_status_as_they_are(tmp_path: Path) -> None:
+    source = "type T = bf16 | f16\nprogram p(x: T[m, d], w: T[n, d], bias: T[n]) -> (y: T[m, n])\ny = x @ w\n"
+    done = codac("check", "-", stdin=source)
+    assert done.returncode == 0 and done.stdout == "p_bf16: 1 kernel\np_f16: 1 kernel\n"
+    assert done.stderr.startswith("warning[C0215]: the input `bias` is never read\n --> <stdin>:2:35\n")
+    assert done.stderr.count("warning[") == 1
+    found = codac("check", "--json", "-", stdin=source)
+    [d] = json.loads(found.stdout)["diagnostics"]
+    assert found.returncode == 0 and found.stderr == "" and (d["code"], d["severity"], d["span"]["line"]) == ("C0215", "warning", 2)
+    planned = codac("plan", "-", stdin=source)
+    assert planned.returncode == 0 and "p_bf16" in planned.stdout and planned.stderr == done.stderr
+
+
 def test_param_and_type(tmp_path: Path) -> None:
     source = "type T = bf16 | f16\nparam eps = 0.125\nprogram p(x: T[m, d], w: T[n, d]) -> (y: T[m, n])\ny = x @ w + eps\n"
     both = codac("-", "-o", "-", stdin=source).stdout

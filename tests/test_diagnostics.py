@@ -205,7 +205,7 @@ def test_the_compiler_and_the_catalog_know_the_same_codes() -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.code)
 def test_entries_are_complete(entry: Entry) -> None:
-    assert entry.kind in ("coda", "python", "shell", "reason")
+    assert entry.kind in ("coda", "python", "shell", "reason", "warning")
     assert entry.title and not entry.title.endswith(".") and entry.title[0] == entry.title[0].lower()
     assert entry.why.strip().endswith((".", ".)")) and entry.remedy.endswith(".") and entry.wrong.strip()
     assert "\t" not in entry.why + entry.remedy
@@ -227,6 +227,17 @@ def test_a_reason_is_given_for_several_kernels_and_none_for_one(entry: Entry) ->
     (made,) = driver.check(Source("several.coda", entry.wrong))
     assert {reason.split(":")[0] for reason in made.why} == {entry.code}
     assert not any(p.why for p in driver.check(Source("one.coda", entry.right)))
+
+
+@pytest.mark.parametrize("entry", named("warning"), ids=lambda e: e.code)
+def test_a_warning_is_given_for_what_is_accepted_and_none_for_what_is_meant(entry: Entry) -> None:
+    source = Source("warned.coda", entry.wrong)
+    assert driver.check(source)
+    found = driver.warnings(source)
+    assert {(d.code, d.severity) for d in found} == {(entry.code, "warning")} and all(d.span and d.help for d in found)
+    text = render(CodaError(found, (source,)))
+    assert text.startswith(f"warning[{entry.code}]: ") and text.endswith(f"1 warning; `codac explain {entry.code}` says more")
+    assert not driver.warnings(Source("meant.coda", entry.right))
 
 
 @pytest.mark.parametrize("entry", [e for e in named("coda") if e.right], ids=lambda e: e.code)

@@ -13,7 +13,7 @@ class Entry:
     example that provokes exactly this code. `right`: the same, mended, which compiles ("" where nothing of the kind is legal). `remedy`:
     what to do, one sentence. `kind`: what the examples are: "coda" a whole source file, "python" a script that raises CodaError with the
     code, "shell" commands of which the last prints it (in a folder that has specs/). "reason": `wrong` is no error, but takes several
-    kernels, and the plan gives the code as the reason; `right` is one kernel.
+    kernels, and the plan gives the code as the reason; `right` is one kernel. "warning": `wrong` is accepted, with a warning.
     """
 
     code: str
@@ -27,4 +27,5 @@ class Entry:
     @property
     def headings(self) -> tuple[str, str]:
         """What stands above the two examples."""
-        return ("Several kernels", "One kernel") if self.kind == "reason" else ("Refused", "Accepted")
+        headings = {"reason": ("Several kernels", "One kernel"), "warning": ("Warned of", "Accepted")}
+        return headings.get(self.kind, ("Refused", "Accepted"))

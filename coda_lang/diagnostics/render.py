@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..source import Source, Span
@@ -44,8 +44,8 @@ def render(error: CodaError, color: bool = False) -> str:
     paint = _paint if color else _plain
     parts = [render_one(d, error.sources, color) for d in error.diagnostics]
     codes = sorted({d.code for d in error.diagnostics})
-    errors = sum(d.severity == "error" for d in error.diagnostics)
-    counted = f"{errors} error{'s' * (errors != 1)}" if errors else "no errors"
+    counts = {kind: sum(d.severity == kind for d in error.diagnostics) for kind in ("error", "warning")}
+    counted = ", ".join(f"{n} {kind}{'s' * (n != 1)}" for kind, n in counts.items() if n) or "no errors"
     parts.append(paint("strong", counted) + f"; `codac explain {codes[0]}` says more" if codes else counted)
     return "\n\n".join(parts)
 
@@ -77,7 +77,12 @@ def render_one(d: Diagnostic, sources: dict[str, Source] | None = None, color: b
 
 
 def to_json(error: CodaError) -> str:
-    """`{"diagnostics": [{code, severity, message, span, label, secondary: [{span, text}], notes, help}]}`.
+    """`{"diagnostics": [...]}`, as `records` has them."""
+    return json.dumps({"diagnostics": records(error.diagnostics)}, indent=1, ensure_ascii=False)
+
+
+def records(diagnostics: Iterable[Diagnostic]) -> list[dict[str, object]]:
+    """Each as `{code, severity, message, span, label, secondary: [{span, text}], notes, help}`.
 
     A span is null or `{file, line, col, end_line, end_col}`: 1-based, half-open, columns in characters.
     """
@@ -85,7 +90,7 @@ def to_json(error: CodaError) -> str:
     def span(s: Span | None) -> dict[str, object] | None:
         return None if s is None else {"file": s.file, "line": s.line, "col": s.col, "end_line": s.end_line, "end_col": s.end_col}
 
-    found = [
+    return [
         {
             "code": d.code,
             "severity": d.severity,
@@ -96,9 +101,8 @@ def to_json(error: CodaError) -> str:
             "notes": list(d.notes),
             "help": d.help,
         }
-        for d in error.diagnostics
+        for d in diagnostics
     ]
-    return json.dumps({"diagnostics": found}, indent=1, ensure_ascii=False)
 
 
 # --- quoting -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ Non-goals: fusibility, derivatives, kernels (the passes).
 The stage in files: `build_extents` extents chosen from outside, `build_scope` what names mean, `build_defs` defs checked before they are
 called, `build_axes` axes and extents, `build_values` values, literals and equations, `build_apply`, `build_lanes` and `build_calls` the
 rules of operators, `build_guess` what a refused one probably means, `build_exprs` expressions, `build_conditions` shape conditions,
-`build_program` one program, `build_names` and `build_report` errors.
+`build_program` one program, `build_names` and `build_report` errors, `build_warnings` what is accepted, but hardly meant.
 """
 
 from __future__ import annotations

@@ -225,4 +225,21 @@ y = b(x @ w)
 """,
         "Call the defs fewer times, or give results that are used several times a name.",
     ),
+    Entry(
+        "C0215",
+        "an input that is never read",
+        """No value of the program depends on the input, so a call has to pass a tensor for nothing; more often something was
+        forgotten, such as to add a bias. It is a warning: the program compiles, and the exit status is that of success. An
+        input that alone says how long an axis is counts as read.""",
+        """
+program linear(x: bf16[m, k], w: bf16[n, k], bias: bf16[n]) -> (y: bf16[m, n])
+y = x @ w
+""",
+        """
+program linear(x: bf16[m, k], w: bf16[n, k], bias: bf16[n]) -> (y: bf16[m, n])
+y = x @ w + bias
+""",
+        "Use the input, or take it out of the signature.",
+        "warning",
+    ),
 )
