@@ -22,7 +22,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One error, or a warning: `message` says what is wrong in the user's words, `label` stands under the span, `help` is a mending edit."""
+    """One error or warning: `message` says what is wrong in the user's words, `label` stands under the span, `help` is a mending edit."""
 
     code: str
     message: str
