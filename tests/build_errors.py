@@ -48,6 +48,7 @@ ERRORS = [
     ("C0208", HEAD + "y = «clamp(x @ w, 0)»", "needs `hi`", "`clamp(x, lo, hi)`"),
     ("C0208", HEAD + "y = clamp(x @ w, 0, 1, «top»=2)", "no argument `top`", "`clamp(x, lo, hi)`"),
     ("C0208", HEAD + "y = cross_entropy[n](x @ w, i, «label_smoothing»=0.1)", "no argument", "there is also `smoothed_cross_entropy`"),
+    ("C0208", HEAD + "y = softmax[n](x @ w, «dim»=1)", "no argument `dim`", "leave it out: the brackets name the axis"),
     ("C0208", HEAD + "y = gelu(x @ w, «approximate»=1)", "no argument `approximate`", "there is also `gelu_tanh`"),
     ("C0208", HEAD + "y = clamp(x @ w, 0, «lo»=1, hi=2)", "`lo` twice", "once"),
     ("C0208", "def f(a, b=1) = a + b\n" + HEAD + "y = «f(b=2)» + x @ w", "`f` needs `a`", "`f(a, b)`"),

@@ -87,6 +87,10 @@ def test_error(code: str, text: str, message: str, help: str) -> None:
             "the left side has `n` from `g`",
         ),
         (ROPE.replace("pos: i32[m]", "pos: i32[n]") + "y = rope[lane](x @ w, pos, freq)", "`n` comes from `pos`"),
+        (
+            "def f(a, b) = a + b\nprogram p(x: bf16[m, d], w: bf16[n, d], r: bf16[q]) -> (y: bf16[m, n])\ny = f(x @ w, r)",
+            "`q` comes from `r`",
+        ),
     ],
 )
 def test_notes_trace_an_axis_to_the_input_that_brought_it(text: str, note: str) -> None:

@@ -17,6 +17,8 @@ from .build_lanes import Lanes
 from .build_report import Report, listed
 from .build_values import Result
 
+POSITIONAL = ("dim", "axis", "axes")  # arguments of libraries whose axes are positions
+
 
 def matched(
     report: Report,
@@ -41,6 +43,8 @@ def matched(
     for keyword, _ in e.kwargs:
         if keyword.name not in formals:
             help = f"write `{shown}`" + (f"; there is also {listed(variants)}" if variants else "")
+            if keyword.name in POSITIONAL and e.bracket:
+                help = f"leave it out: the brackets name the axis, `{shown}`"
             report.error("C0208", f"`{name}` has no argument `{keyword.name}`", keyword.span, "not one of its arguments", help=help)
             return None
         if keyword.name in spans:

@@ -50,7 +50,7 @@ class Guess:
 
     def misnamed(self, culprit: Operand, extra: Sequence[str], widest: Operand) -> str:
         """The remedy where `culprit` has the axes `extra`, which the product `widest` lacks: columns are the likeliest, as of a bias."""
-        hidden = culprit.span.file == self.report.library  # a prelude function's own name says nothing to the user
+        hidden = bool(self.report.frames)  # a def's locals are no remedy: its brackets bind none of the program's axes
         sources = self.emitter.sources(culprit.value.atom, extra[0], named=True) if hidden else [self.report.quote(culprit.span, "…")]
         lacking = [
             a for a in self._stored(widest.axes)[::-1] if a not in culprit.axes and self.axes.extent(a) == self.axes.extent(extra[0])
@@ -66,8 +66,8 @@ class Guess:
         return "; ".join(ways) or f"use axes of {axes_text(widest.axes)} alone"
 
     def origins(self, culprit: Operand, extra: Iterable[str]) -> list[str]:
-        """Whose axes these are, where the culprit is a local of a prelude function."""
-        if culprit.span.file != self.report.library:
+        """Whose axes these are, where the culprit is a local of a def."""
+        if not self.report.frames:
             return []
         found = {a: self.emitter.sources(culprit.value.atom, a, named=True) for a in extra}
         return [f"`{a}` comes from {listed(names)}" for a, names in found.items() if names]
