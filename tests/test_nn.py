@@ -137,6 +137,24 @@ def test_what_checkpoints_vary_in_is_taken():
     nn.GPT2Model(SMALL_GPT2).load_state_dict(gpt2)
 
 
+OTHER_FAMILIES = [
+    ("self_attn.q_proj.bias", "qwen2"),
+    ("self_attn.q_norm.weight", "qwen3"),
+    ("pre_feedforward_layernorm.weight", "gemma2"),
+]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name, family", OTHER_FAMILIES)
+def test_checkpoints_of_other_families_are_told(name, family, strict):
+    model = nn.LlamaForCausalLM(SMALL)
+    before = {n: v.clone() for n, v in model.state_dict().items()}
+    state = {**PlainLlama(SMALL).state_dict(), f"model.layers.1.{name}": torch.zeros(64)}
+    with pytest.raises(coda_lang.CodaError, match=f"C0716.*layers.1.{name}.*LlamaModel has no .*{family}.coda") as raised:
+        model.load_state_dict(state, strict=strict)
+    assert "specs/" in raised.value.diagnostics[0].help and all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+
+
 def test_a_tied_weight_gets_both_gradients():
     config = nn.LlamaConfig.of(SMALL, tie_word_embeddings=True)
     model = randomised(nn.LlamaForCausalLM(config))
@@ -230,6 +248,33 @@ def test_calls_that_do_not_fit_are_refused():
         with pytest.raises(coda_lang.CodaError, match=code) as raised:
             model(*wrong)
         assert all(d.help for d in raised.value.diagnostics)
+
+
+@both
+def test_masks_positions_and_labels_that_do_not_fit_are_refused(family):
+    model, _, ids = pair(family)
+    masks = [torch.ones(s, dtype=torch.bool) for s in ((2, 18), (3, 19), (19,), (2, 19, 19), (2, 1, 18, 18), (3, 1, 19, 19))]
+    places = [torch.arange(18), torch.zeros(3, 19, dtype=torch.int64), torch.zeros(2, 1, 19, dtype=torch.int64), torch.zeros(2, 19)]
+    for name, wrong in [("attention_mask", m) for m in masks] + [("position_ids", p) for p in places]:
+        with pytest.raises(coda_lang.CodaError, match=f"C0707: {name} of shape .*ids of shape") as raised:
+            model(ids, **{name: wrong})
+        assert "[2, 19]" in raised.value.diagnostics[0].help
+    with pytest.raises(coda_lang.CodaError, match="C0702: labels of dtype torch.float32"):
+        model(ids, labels=ids.float())
+    want = model(ids, labels=ids).loss
+    assert torch.equal(model(ids.int(), labels=ids.int(), position_ids=torch.arange(19)).loss, want)
+    for fits in (torch.ones(2, 19), torch.ones(1, 1, 19, 19, dtype=torch.bool).tril()):
+        torch.testing.assert_close(model(ids, labels=ids, attention_mask=fits).loss, want, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_labels_outside_the_vocabulary_give_nan_and_not_a_number_that_looks_right(keep):
+    model, _, ids = pair("llama")
+    model.keep_logits = keep
+    labels = ids.clone()
+    labels[0, 4], labels[1, 4], labels[1, 7] = 203, -1, -100
+    each = model(ids, labels=labels, reduction="none").loss
+    assert each.isnan().nonzero().tolist() == [[0, 3], [1, 3]] and model(ids, labels=labels).loss.isnan()
 
 
 def test_another_ignore_index():

@@ -10,16 +10,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..backend_cute.errors import EXTENT, refuse
+
 
 def mask_of(given: Tensor | None, shape: torch.Size) -> Tensor | None:
     """The mask that scaled_dot_product_attention takes: None for plain causal attention.
 
     `given`: [batch, rows], 0 or False where a token is padding (never attended to); or bool [batch, 1, rows, rows], True where a token
-    may attend, which is taken as it is.
+    may attend, which is taken as it is. Raises CallError (C0707) for other shapes.
     """
-    if given is None or given.dim() == 4:
+    if given is None:
+        return None
+    batch, rows = shape
+    whole = given.dim() == 4 and given.shape[0] in (1, batch) and given.shape[2:] == (rows, rows)
+    if not whole and given.shape != shape:
+        text = f"attention_mask of shape {list(given.shape)}, and ids of shape {[batch, rows]}"
+        help = f"pass [{batch}, {rows}] with 0 for padding, or a bool mask [{batch}, 1, {rows}, {rows}], True where a token may attend"
+        raise refuse(EXTENT, text, help=help)
+    if whole:
         return given
-    rows = shape[1]
     causal = torch.ones(rows, rows, dtype=torch.bool, device=given.device).tril()
     itself = torch.eye(rows, dtype=torch.bool, device=given.device)  # so that padding attends to something
     return (causal & given.bool()[:, None, None, :]) | itself

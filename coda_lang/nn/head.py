@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backend_cute.errors import EXTENT, OPTION, refuse
+from ..backend_cute.errors import EXTENT, KIND, OPTION, refuse
 from .weights import Programs
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -30,6 +30,7 @@ def linear_cross_entropy(
     """`F.cross_entropy(h @ weight.T, target)` for h [..., d], weight [v, d], target [...] of integers; the loss is f32.
 
     reduction: "mean" over the rows that are not ignored (0, with zero gradients, if all are), "sum", or "none", of target's shape.
+    A target outside of [0, v) that is not ignored gives NaN: the loss shows it, and no call waits for the device to look.
     keep_logits: the backward reads bf16 logits that the forward stored; False stores none and multiplies once more.
     Raises CodaError where the tensors do not fit.
     """
@@ -67,7 +68,9 @@ def output(
     if labels.shape != hidden.shape[:-1]:
         text = f"labels of shape {list(labels.shape)}, and ids of shape {list(hidden.shape[:-1])}"
         raise refuse(EXTENT, text, help="pass the ids themselves, with ignore_index where a token is not to be learnt")
-    target = F.pad(labels, (0, 1), value=ignore_index)[:, 1:]
+    if labels.dtype not in (torch.int32, torch.int64):
+        raise refuse(KIND, f"labels of dtype {labels.dtype}, expected integers", help="pass the ids themselves")
+    target = F.pad(labels.long(), (0, 1), value=ignore_index)[:, 1:]
     if return_logits:
         each, z = run.head(h, weight, target.reshape(-1))
         logits: Any = z.view(*hidden.shape[:-1], z.shape[-1])

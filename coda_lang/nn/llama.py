@@ -18,6 +18,12 @@ from .attention import attend, mask_of
 from .config import LlamaConfig
 from .weights import Accept, Group, Programs, Weight, check_whole, positions, says_of_weights
 
+OTHERS = (  # what tells checkpoints of other families, whose layers are otherwise a LLaMA's
+    ("_proj.bias", "biases (Qwen 2: specs/qwen/qwen2.coda)"),
+    ("self_attn.q_norm.weight", "norms of queries and keys (Qwen 3: specs/qwen/qwen3.coda; Gemma 3: specs/gemma/gemma3.coda)"),
+    ("_feedforward_layernorm.weight", "norms on both sides of the feed-forward (Gemma 2: specs/gemma/gemma2.coda)"),
+)
+
 
 def _layer(c: LlamaConfig, options: dict[str, Any]) -> Group:
     """The parameters of one layer."""
@@ -68,7 +74,7 @@ class LlamaModel(nn.Module):
         self.norm = Weight(config.hidden_size, **options)
         self.register_buffer("freq", _angles(config, device), persistent=False)
         self.programs = Programs("llama", ("pre", "layer", "post"), config.extents, {"eps": config.rms_norm_eps})
-        self.register_load_state_dict_pre_hook(Accept(dropped=(".rotary_emb.inv_freq",)))
+        self.register_load_state_dict_pre_hook(Accept(dropped=(".rotary_emb.inv_freq",), others=OTHERS))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .. import torch_api
 from ..backend_cute.arguments import FLOATS, NAMES
-from ..backend_cute.errors import DTYPE, EXTENT, KIND, CallError, refuse
+from ..backend_cute.errors import DTYPE, EXTENT, KIND, OPTION, CallError, refuse
 from ..backend_cute.function import Function
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
@@ -105,6 +105,9 @@ def positions(ids: Tensor, given: Tensor | None, most: int | None = None) -> Ten
             help = f"pass at most {most} tokens a sequence"
             raise refuse(EXTENT, f"{rows} tokens a sequence, and the model has embeddings of {most} positions", help=help)
         return torch.arange(rows, dtype=torch.int32, device=ids.device).repeat(batch)
+    if given.dtype.is_floating_point or given.dim() > 2 or any(n not in (1, most) for n, most in zip(given.shape[::-1], (rows, batch))):
+        text = f"position_ids of shape {list(given.shape)} and dtype {given.dtype}, and ids of shape {[batch, rows]}"
+        raise refuse(EXTENT, text, help=f"pass integers [{batch}, {rows}], or [{rows}] for all sequences alike")
     return given.expand(batch, rows).reshape(-1).to(torch.int32)
 
 
@@ -155,15 +158,22 @@ class Accept:
     """What checkpoints vary in, for `load_state_dict`: a hook that runs before it.
 
     Buffers whose names end as in `dropped` are left out; a name that is missing is taken from its alias (tied weights are stored once);
-    names without `prefix` get it, where the checkpoint is of the model without its head.
+    names without `prefix` get it, where the checkpoint is of the model without its head. `others` are endings of names that a checkpoint
+    of another family has, and what that is: C0716, in a load that is not strict too, since the model would compute something else.
     """
 
     dropped: tuple[str, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
+    others: tuple[tuple[str, str], ...] = ()
 
     def __call__(self, owner: nn.Module, state: dict[str, Any], path: str, *rest: Any) -> None:
         own = [n for n in state if n.startswith(path)]
+        foreign = next(((n, what) for n in own for ending, what in self.others if n.endswith(ending)), None)
+        if foreign:
+            text = f"the checkpoint has {foreign[0]!r}, and {type(owner).__name__} has no {foreign[1]}"
+            help = "write a module that calls the programs of that family in specs/; or drop these names, if it is a LLaMA all the same"
+            raise refuse(OPTION, text, help=help)
         if self.prefix and not any(n.startswith(path + self.prefix) for n in own):
             for n in set(own) - {path + name for name, _ in self.aliases}:
                 state[path + self.prefix + n.removeprefix(path)] = state.pop(n)
