@@ -271,6 +271,7 @@ def saved_by_autograd(forward: Program) -> tuple[Var, ...]:
 
 # --- other ways to save ------------------------------------------------------------------------------------------------
 
+PLANNED = "as planned"  # the name of the way that is taken
 MOST_WAYS = 12
 
 
@@ -284,7 +285,7 @@ def ways(forward: Program, strict: bool = False) -> tuple[tuple[str, Joint], ...
     told: list[tuple[str, list[str], list[str]]] = [(f"recompute {name}", [], [name]) for name in products]
     told += [(f"save {name}", [name], []) for name in kept]
     told += [("save all", kept, []), ("recompute all", [], [t.name for t in chosen.residuals])]
-    found = [("as planned", chosen)]
+    found = [(PLANNED, chosen)]
     if any(u.law in OF_DERIVATIVES for u in chosen.uses):
         found.append(("no laws", plain(forward)))
     for what, save, again in told[:MOST_WAYS]:
