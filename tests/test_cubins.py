@@ -131,7 +131,7 @@ def test_gemms_together_are_the_sum_of_what_they_are_alone(names):
     alone = [compiler.job(g, config, case.functions, case.fixed) for g in case.gemm.gemms]
     paths = compiler.objects_for([compiler.job(case.gemm, config, case.functions, case.fixed), *alone])
     both, *each = (len(sass.instructions(sass.disassemble(path))) for path in paths)
-    assert both <= 1.05 * sum(each)
+    assert both <= 1.1 * sum(each)  # the scheduler of each, and where each begins
 
 
 @pytest.mark.nightly
