@@ -27,7 +27,7 @@ types: setup ## types: mypy
 fast: setup ## the fast tests only
 	$(PY) -m pytest -q -n $(JOBS) -m "not slow and not nightly and not gpu"
 
-check: lint types fast ## before every commit: style, types and the fast tests, a minute or two
+check: lint types fast ## before every commit: style, types and the fast tests, under a minute on two idle cores
 
 test: setup ## every test that needs no GPU, about ten minutes on two cores; CI runs the same
 	$(PY) -m pytest -n $(JOBS)

@@ -12,6 +12,14 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # `bench` is imported from the checkout
 
 
+# Files that check numbers of many whole programs: `make check` leaves them to `make test`, to stay under a minute on two cores.
+WHOLE_PROGRAMS = {
+    "test_batches", "test_chunks", "test_gpu_models", "test_gpu_specs", "test_gpu_training", "test_host_programs", "test_into", "test_laws",
+    "test_losses", "test_memory", "test_model_specs", "test_moments", "test_nn", "test_nn_sharded", "test_nn_types", "test_rows",
+    "test_theorem", "test_together",
+}  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The repository's top folder."""
@@ -19,7 +27,10 @@ def root() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped, with the reason, where there is no Hopper GPU."""
+    """Whole programs are slow; tests marked `gpu` are skipped, with the reason, where there is no Hopper GPU."""
+    for item in items:
+        if item.path.stem in WHOLE_PROGRAMS:
+            item.add_marker(pytest.mark.slow)
     wanting = [item for item in items if item.get_closest_marker("gpu")]
     if not wanting:
         return

@@ -91,6 +91,7 @@ SOURCES = SPECS | BLOCKS
 FEW = 2  # save plans, where not all are tried
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_backward_is_the_derivative(name: str) -> None:
     for program in driver.programs(Source(name, SOURCES[name])):
