@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -403,16 +404,15 @@ def test_workers_serve_again_until_the_environment_changes(monkeypatch):
 
         def __init__(self):
             Asked.made += 1
-            self.environment, self.alive, self.stopped = dict(os.environ), True, False
+            self.environment, self.process = dict(os.environ), SimpleNamespace(poll=lambda: None)
 
-        def fits(self):
-            return self.alive and self.environment == dict(os.environ)
+        fits = worker._Worker.fits
 
         def ask(self, question):
             return ("done",)
 
         def stop(self):
-            self.stopped = True
+            pass
 
     monkeypatch.setattr(worker, "_Worker", Asked)
     for _ in range(2):
