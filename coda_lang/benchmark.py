@@ -10,37 +10,36 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
 
-from .backend_cute import configs, eager, host, plans, selfcheck, spec, timing
+from .backend_cute import eager, host, plans, roofline, selfcheck, spec, timing
 from .backend_cute.binding import Binding, bind
 from .backend_cute.compile import versions
 from .backend_cute.derivative import extents as backward_extents
 from .backend_cute.errors import ARCHITECTURE, refuse
-from .backend_cute.twin import mode_shape, product
-
-BYTES_PER_SECOND = 4.8e12  # of an H200's memory, by its data sheet; copies reach 4.26e12
-FLOPS_PER_SECOND = 989e12  # of its tensor cores in 16 bits, dense, at full clock
 
 
 @dataclass(frozen=True)
 class Roof:
-    """One kernel: what it has to move and multiply, the time that takes at least, the time it took."""
+    """One kernel: what it has to move and multiply, the time that takes at least and what limits it, the time it took.
+
+    `floor_ms` is None, `bound` "" on a card whose peaks are not known.
+    """
 
     kernel: str
     config: str
     bytes: int
     flops: int
-    floor_ms: float
+    floor_ms: float | None
+    bound: str
     ms: float
 
     @property
-    def bound(self) -> str:
-        """What limits it: "memory" or "tensor cores"."""
-        return "tensor cores" if self.flops / FLOPS_PER_SECOND >= self.bytes / BYTES_PER_SECOND else "memory"
+    def distance(self) -> float | None:
+        """Times the floor."""
+        return self.ms / self.floor_ms if self.floor_ms else None
 
 
 @dataclass(frozen=True)
@@ -145,39 +144,19 @@ def _roofs(program: spec.Program, plan: plans.Plan, values: list[Any]) -> list[R
     kernels = {k.name: k for k in spec.built(program)}
     calls = {name: (lambda step=plan.steps[place]: step(slots)) for name, place in plan.places.items()}
     ms = timing.medians(timing.interleaved(calls))
-    found = []
+    known, work, found = roofline.peak(torch.cuda.get_device_name()), dict[str, int](), []
     for name in plan.places:
         kernel, config = kernels[name], plan.configs.get(name)
-        moved, flops = moves(kernel, plan.extents, config), multiplies(kernel, plan.extents)
-        floor = max(moved / BYTES_PER_SECOND, flops / FLOPS_PER_SECOND) * 1e3
-        found.append(Roof(name, config.key if config else "", moved, flops, floor, ms[name]))
+        work.update(roofline.partials(kernel, plan.extents, config))
+        found.append(roof(roofline.of_kernel(kernel, plan.extents, config, work), ms[name], known))
     return found
 
 
-def moves(kernel: spec.Kernel, extents: Mapping[str, int], config: spec.Config | None) -> int:
-    """Bytes of every tensor of a kernel, each once; partial results by their shape under `config`."""
-    sizes = {t.name: prod(mode_shape(t, extents)) * configs.BYTES[t.dtype] for t in kernel.tensors if t.role != "work"}
-    for gemm in spec.gemms(kernel):
-        m, n = product(gemm.rows, extents), product(gemm.cols, extents)
-        for sink in gemm.sinks:
-            if isinstance(sink, (spec.RowReduce, spec.ColReduce)) and config is not None:
-                sizes[sink.work] = prod(configs.partial_shape(gemm, config, sink, m, n)) * 4
-    return sum(sizes.values())
-
-
-def multiplies(kernel: spec.Kernel, extents: Mapping[str, int]) -> int:
-    """Floating-point operations of a kernel's products."""
-    return sum(2 * m * n * k * len(gemm.products[0].b) for gemm in spec.gemms(kernel) for m, n, k in _sizes(gemm, extents))
-
-
-def _sizes(kernel: spec.Gemm, extents: Mapping[str, int]) -> list[tuple[int, int, int]]:
-    """Rows, columns of one operand and depth of each product."""
-    records = {t.name: mode_shape(t, extents) for t in kernel.tensors}
-
-    def extent(matrix: spec.Matrix, modes: tuple[int, ...]) -> int:
-        return prod(records[matrix.tensor][i] for i in modes)
-
-    return [(extent(p.a, p.a.rows), extent(p.b[0], p.b[0].rows), extent(p.a, p.a.cols)) for p in kernel.products]
+def roof(count: roofline.Count, ms: float, peak: roofline.Peak | None) -> Roof:
+    """A measured kernel against a card's peaks."""
+    moved, flops = count.bytes, count.flops
+    floor, bound = (peak.floor_ms(moved, flops), peak.bound(moved, flops)) if peak else (None, "")
+    return Roof(count.kernel, count.config, moved, flops, floor, bound, ms)
 
 
 def _products(parts: list, fn: Any, extents: Mapping[str, int]) -> Callable[[], Any]:
@@ -187,8 +166,8 @@ def _products(parts: list, fn: Any, extents: Mapping[str, int]) -> Callable[[], 
         known = backward_extents(program, extents) if program is fn.backward else extents
         for gemm in (gemm for kernel in program.kernels for gemm in spec.gemms(kernel)):
             dtype = torch.float16 if any(t.dtype == "f16" for t in gemm.tensors) else torch.bfloat16
-            for m, n, k in _sizes(gemm, {**dict(program.extents), **known}):
-                shapes = (m, k), (n * len(gemm.products[0].b), k)
+            for m, n, k in roofline.products(gemm, {**dict(program.extents), **known}):
+                shapes = (m, k), (n * gemm.segments, k)
                 made.append(tuple(torch.randn(s, device="cuda", dtype=dtype) for s in shapes))
 
     def call() -> None:

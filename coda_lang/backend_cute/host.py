@@ -23,9 +23,8 @@ from .binding import Binding
 from .host_loops import Looping, Pool
 from .host_work import Working
 from .plans import Plan, Slots, Step
-from .spec import product
+from .spec import mode_shape, product
 from .torch_fns import DTYPES
-from .twin import mode_shape
 
 
 class Objects(Protocol):

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from . import configs, layout, spec
+from .spec import mode_shape
 from .torch_fns import DTYPES
-from .twin import IDENTITY, mode_shape
+from .twin import IDENTITY
 
 
 class Working:

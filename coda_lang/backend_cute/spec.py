@@ -71,6 +71,11 @@ class Tensor:
     loose: bool = False
 
 
+def mode_shape(tensor: Tensor, extents: Mapping[str, int]) -> tuple[int, ...]:
+    """The extents of a tensor's modes."""
+    return tuple(product(mode, extents) for mode in tensor.modes)
+
+
 @dataclass(frozen=True)
 class Matrix:
     """A matrix inside a tensor: which modes make its row and column index (outermost first), which lanes are pinned.

@@ -17,7 +17,7 @@ import torch
 
 from . import configs, loops, spec, torch_fns
 from .row_configs import of_rows
-from .spec import product
+from .spec import mode_shape, product
 
 IDENTITY = {"sum": 0.0, "max": -math.inf, "min": math.inf, "amax": 0.0, "lse": -math.inf, "moments": 0.0, "only": math.nan}
 
@@ -120,11 +120,6 @@ def bind(program: spec.Program, inputs: Mapping[str, torch.Tensor]) -> dict[str,
             if known in extents:
                 extents.setdefault(name, extents[known])
     return extents
-
-
-def mode_shape(tensor: spec.Tensor, extents: Extents) -> tuple[int, ...]:
-    """The extents of a tensor's modes."""
-    return tuple(product(mode, extents) for mode in tensor.modes)
 
 
 def matrix_view(tensor: torch.Tensor, matrix: spec.Matrix) -> torch.Tensor:
