@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -22,7 +21,7 @@ from . import configs, layout, loops, spec
 from .binding import Binding
 from .host_loops import Looping, Pool
 from .host_work import Working
-from .plans import Plan, Slots, Step
+from .plans import Plan, Step
 from .spec import mode_shape, product
 from .torch_fns import DTYPES
 
@@ -39,9 +38,18 @@ class Objects(Protocol):
         """Callables on device tensors and extents, in the order that `spec` states."""
 
 
+_empty_cuda = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)  # what torch.compile's own code calls
+
+
 def allocate(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Every buffer of a call comes from here; tests put a poisoning one in its place."""
+    """Every buffer of a call comes from here, its device the current one; tests put a poisoning one in its place."""
+    if _empty_cuda is not None and device.type == "cuda":
+        return _empty_cuda(shape, strides, dtype)
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def _fresh(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return allocate(shape, strides, dtype, device)  # whichever it is when the call is made
 
 
 @contextlib.contextmanager
@@ -89,8 +97,7 @@ class _Planner(Looping, Working):
         self.operands: dict[tuple, int] = {}
         self.returns: dict[str, int] = {}
         self.owner: list[int] = []  # of each slot, the one whose memory it is a view of
-        self.touched: list[tuple[int, ...]] = []  # by each step
-        self.after: list[tuple[Step, tuple[int, ...]]] = []
+        self.after: list[Step] = []
         self.places: dict[str, int] = {}
         self.pool: Pool | None = None
         self.launches: list[tuple[int, spec.Kernel, spec.Config | None, Sequence[int], tuple[int, ...]]] = []
@@ -107,18 +114,16 @@ class _Planner(Looping, Working):
         for item in loops.items(program):
             self._loop(item) if isinstance(item, loops.Round) else self._kernel(item)
         self._launch_all()
-        for step, slots in self.after:
-            self._do(step, *slots)
-        self.plan.slots = len(self.meta) - self.fixed
+        self.plan.steps += self.after
+        self.plan.arguments, self.plan.slots = self.fixed, len(self.meta) - self.fixed
         self.plan.results = tuple(self.returns[o.name] for o in program.outputs)
-        self.plan.forget(self.touched, self.owner)
+        self.plan.forget(self.owner)
 
     # slots
 
-    def _do(self, step: Step, *slots: int) -> None:
-        """One more step, which reads or writes these slots."""
-        self.plan.steps.append(step)
-        self.touched.append(slots)
+    def _do(self, call: Callable[..., Any], *reads: int, constants: tuple = (), out: int | None = None) -> None:
+        """One more step."""
+        self.plan.steps.append(Step(call, reads, constants, out))
 
     def _argument(self, argument: spec.Argument, value: Any) -> int:
         if isinstance(value, torch.Tensor):
@@ -137,12 +142,8 @@ class _Planner(Looping, Working):
         found = self.pool.find(tuple(shape), tuple(strides), dtype) if self.pool else None
         if found is not None:
             return self._view(found, shape, strides)
-        slot, shape, strides, device = self._slot(shape, strides, dtype), tuple(shape), tuple(strides), self.plan.device
-
-        def step(slots: Slots) -> None:
-            slots[slot] = allocate(shape, strides, dtype, device)
-
-        self._do(step, slot)
+        slot, shape, strides = self._slot(shape, strides, dtype), tuple(shape), tuple(strides)
+        self._do(_fresh, constants=(shape, strides, dtype, self.plan.device), out=slot)
         if self.pool:
             self.pool.taken.append((slot, shape, strides, dtype))
         return slot
@@ -156,24 +157,16 @@ class _Planner(Looping, Working):
         if (tuple(meta.shape), meta.stride()) == (shape, strides):
             return source
         slot = self._slot(shape, strides, meta.dtype, self.address[source], of=source)
-
-        def step(slots: Slots) -> None:
-            slots[slot] = slots[source].as_strided(shape, strides)
-
-        self._do(step, slot, source)
+        self._do(torch.as_strided, source, constants=(shape, strides), out=slot)
         return slot
 
     def _scalar(self, source: int, dtype: torch.dtype) -> int:
         slot, device = self._slot((1,), (1,), dtype), self.plan.device
-
-        def step(slots: Slots) -> None:
-            slots[slot] = torch.full((1,), slots[source], dtype=dtype, device=device)
-
-        self._do(step, slot, source)
+        self._do(lambda value: torch.full((1,), value, dtype=dtype, device=device), source, out=slot)
         return slot
 
     def _fill(self, slot: int, value: float) -> None:
-        self._do(lambda slots: slots[slot].fill_(value), slot)
+        self._do(torch.Tensor.fill_, slot, constants=(value,))
 
     # program tensors as kernels see them
 
@@ -183,11 +176,7 @@ class _Planner(Looping, Working):
         if tuple(self.meta[source].shape) == shape:
             return source
         slot = self._slot(shape, layout.contiguous(shape), self.meta[source].dtype, of=source)
-
-        def step(slots: Slots) -> None:
-            slots[slot] = slots[source].reshape(shape)
-
-        self._do(step, slot, source)
+        self._do(torch.reshape, source, constants=(shape,), out=slot)
         return slot
 
     def _temporary(self, name: str, *names: str) -> int:
@@ -242,11 +231,7 @@ class _Planner(Looping, Working):
         slot = self._new(shape or (1,), layout.pitched(record, packed, shape) or (1,), DTYPES[record.dtype])
         declared = self.binding.declared(self.declared[record.name])
         unmerged, order = self._unmerged(record)
-
-        def step(slots: Slots) -> None:
-            slots[slot].view(unmerged).copy_(slots[source].reshape(declared).permute(order))
-
-        self._do(step, slot, source)
+        self._do(lambda made, given: made.view(unmerged).copy_(given.reshape(declared).permute(order)), slot, source)
         return slot
 
     def _target(self, kernel: spec.Gemm | spec.Finish, record: spec.Tensor) -> int:
@@ -280,8 +265,7 @@ class _Planner(Looping, Working):
         self.plan.copies.append(f"output {record.name!r} is written to a temporary and copied: {reason}")
         temporary, unmerged, back = self._own(record, packed)
         declared = self.binding.declared(argument)
-        touched = (result, temporary)
-        self.after.append((lambda slots: slots[result].view(declared).copy_(slots[temporary].view(unmerged).permute(back)), touched))
+        self.after.append(Step(lambda made, written: made.view(declared).copy_(written.view(unmerged).permute(back)), (result, temporary)))
         return temporary
 
     def _fresh(self, argument: spec.Argument) -> int:
@@ -299,7 +283,6 @@ class _Planner(Looping, Working):
             return self._usable(shared, record, packed)
         if self.pool is None:
             self.plan.steps.pop()  # the allocation
-            self.touched.pop()
         return self._own(record, packed)[0]
 
     def _own(self, record: spec.Tensor, packed: bool) -> tuple[int, tuple[int, ...], list[int]]:
@@ -379,12 +362,12 @@ class _Planner(Looping, Working):
                 slots[record.name] = self._operand(kernel, record)
         self._launch(kernel, [slots[t.name] for t in kernel.tensors], None)
         for target, fresh in scattered:
-            self._do(lambda slots, target=target, fresh=fresh: slots[target].copy_(slots[fresh]), target, fresh)  # type: ignore[misc]
+            self._do(torch.Tensor.copy_, target, fresh)
 
     def _launch(self, kernel: spec.Kernel, slots: Sequence[int], config: spec.Config | None) -> None:
         """Leave room for a launch: executables are asked for together, so that those to compile are compiled side by side."""
         self.launches.append((len(self.plan.steps), kernel, config, slots, tuple(self.extents[e] for e in kernel.extents)))
-        self._do(lambda slots: None, *slots)
+        self._do(_none, *slots)
         self.plan.launches.append(kernel.name)
         self.plan.places.setdefault(kernel.name, len(self.plan.steps) - 1)  # of a loop, in its first chunk
 
@@ -392,13 +375,8 @@ class _Planner(Looping, Working):
         wanted = list(dict.fromkeys((kernel, config) for _, kernel, config, *_ in self.launches))
         calls = dict(zip(wanted, self.objects.executables(wanted), strict=True))
         for place, kernel, config, slots, integers in self.launches:
-            self.plan.steps[place] = _launcher(calls[kernel, config], slots, integers)
+            self.plan.steps[place] = Step(calls[kernel, config], tuple(slots), integers)
 
 
-def _launcher(call: Callable[..., None], operands: Sequence[int], integers: tuple[int, ...]) -> Step:
-    pick = operator.itemgetter(*operands, operands[0])  # at least two, so that it gives a tuple
-
-    def step(slots: Slots) -> None:
-        call(*pick(slots)[:-1], *integers)
-
-    return step
+def _none(*tensors: Any) -> None:
+    """Stands where a launch will be."""

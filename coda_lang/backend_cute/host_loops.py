@@ -14,6 +14,7 @@ from typing import Any
 from . import loops, spec
 from .binding import Binding
 from .layout import alignment
+from .plans import Step
 from .prune import written
 
 Shape = tuple[int, ...]
@@ -63,7 +64,7 @@ class Looping:
     home: dict[str, int]
     returns: dict[str, int]
     operands: dict[tuple, int]
-    after: list[tuple[Callable[[list[Any]], None], tuple[int, ...]]]
+    after: list[Step]
     meta: list[Any]
     places: dict[str, int]
     pool: Pool | None
@@ -102,8 +103,7 @@ class Looping:
             later, self.after = self.after, []
             for kernel in item.kernels:
                 self._kernel(kernel)
-            for step, slots in self.after:
-                self._do(step, *slots)
+            self.plan.steps += self.after
             self.after = later
         self.extents, self.binding, self.pool, self.places = extents, binding, None, {}
         self.home |= wholes | sums
@@ -123,11 +123,7 @@ class Looping:
             return source
         like = self.meta[source].reshape(shape)
         slot = self._slot(shape, like.stride(), like.dtype, self.address[source], of=source)
-
-        def step(slots: list[Any]) -> None:
-            slots[slot] = slots[source].reshape(shape)
-
-        self._do(step, slot, source)
+        self._do(lambda t: t.reshape(shape), source, out=slot)
         return slot
 
     def _sum(self, before: str, after: str) -> int:
@@ -142,11 +138,7 @@ class Looping:
         offset = start * meta.stride(dim) * meta.element_size()
         shape = tuple(length if i == dim else n for i, n in enumerate(meta.shape))
         slot = self._slot(shape, meta.stride(), meta.dtype, self.address[whole] + offset, of=whole)
-
-        def step(slots: list[Any]) -> None:
-            slots[slot] = slots[whole].narrow(dim, start, length)
-
-        self._do(step, slot, whole)
+        self._do(lambda t: t.narrow(dim, start, length), whole, out=slot)
         return slot
 
     def _into(self, kernel: spec.Kernel, record: spec.Tensor, packed: bool) -> int:
@@ -159,9 +151,5 @@ class Looping:
             return self._usable(place, record, packed)
         buffer, unmerged, back = self._own(record, packed)
         declared = self.binding.declared(self.declared[record.name])
-
-        def copy(slots: list[Any]) -> None:
-            slots[place].view(declared).copy_(slots[buffer].view(unmerged).permute(back))
-
-        self.after.append((copy, (place, buffer)))
+        self.after.append(Step(lambda part, made: part.view(declared).copy_(made.view(unmerged).permute(back)), (place, buffer)))
         return buffer

@@ -74,7 +74,7 @@ class Working:
     def _identity(self, slot: int, kind: str) -> None:
         self._fill(slot, IDENTITY[kind])
         if kind == "lse":
-            self._do(lambda slots: slots[slot][1].zero_(), slot)
+            self._do(lambda made: made[1].zero_(), slot)
 
     def _parts(self, partial: spec.Partial, length: int) -> int:
         """A work tensor as [parts, length]; one part of the identity where a reduction was over nothing."""

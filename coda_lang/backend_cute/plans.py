@@ -1,12 +1,15 @@
-"""A call of kernels, decided: steps over slots, made once for every kind of call and run at each.
+"""A call of kernels, decided: straight-line code over slots, made once for every kind of call and run at each.
 
-In: what `host` decided. Out: `Plan`, to be run on arguments of the kind it was made for; `Kept`, those of a function. Non-goal: deciding.
+In: what `host` decided. Out: `Plan`, to be run on arguments of the kind it was made for; `Kept`, those of a function. The steps are data;
+for running they become one Python function, in which slots are local variables: a call then costs little more than what it calls.
+Non-goal: deciding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -15,8 +18,30 @@ from . import spec
 from .configs import Problem
 
 Slots = list[Any]
-Step = Callable[[Slots], None]
 T = TypeVar("T")
+
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)  # the latter asks first whether CUDA is initialised
+
+
+@dataclass(frozen=True)
+class Step:
+    """`slots[out] = call(*slots[reads], *constants)`; without `out` nothing is kept. What it writes to counts as read."""
+
+    call: Callable[..., Any]
+    reads: tuple[int, ...] = ()
+    constants: tuple[Any, ...] = ()
+    out: int | None = None
+
+    @property
+    def touched(self) -> tuple[int, ...]:
+        """Every slot that takes part."""
+        return self.reads if self.out is None else (*self.reads, self.out)
+
+    def __call__(self, slots: Slots) -> None:
+        """Take this step alone."""
+        value = self.call(*[slots[i] for i in self.reads], *self.constants)
+        if self.out is not None:
+            slots[self.out] = value
 
 
 @dataclass
@@ -30,7 +55,8 @@ class Plan:
     extents: Mapping[str, int]
     device: torch.device
     steps: list[Step] = field(default_factory=list)
-    slots: int = 0
+    arguments: int = 0
+    slots: int = 0  # besides the arguments
     results: tuple[int, ...] = ()
     configs: dict[str, spec.Config] = field(default_factory=dict)
     launches: list[str] = field(default_factory=list)
@@ -39,12 +65,11 @@ class Plan:
     copies: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     dead: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    _running: list[Step] = field(default_factory=list)  # the steps with what they forget
 
-    def forget(self, touched: Sequence[Sequence[int]], owner: Sequence[int]) -> None:
-        """Find what is dead where. `touched`: the slots of each step; `owner`: of each slot, whose memory it views."""
+    def forget(self, owner: Sequence[int]) -> None:
+        """Find what is dead where. `owner`: of each slot, whose memory it views."""
         kept = {owner[i] for i in self.results}
-        last = {owner[slot]: place for place, slots in enumerate(touched) for slot in slots}
+        last = {owner[slot]: place for place, step in enumerate(self.steps) for slot in step.touched}
         sharing: dict[int, list[int]] = {}
         for slot, of in enumerate(owner):
             sharing.setdefault(of, []).append(slot)
@@ -54,45 +79,53 @@ class Plan:
 
     def copy_results(self, places: Iterable[int]) -> None:
         """Return copies of these outputs: they are inputs as they are, and a caller may change what he gets."""
-        for place in [self.results[i] for i in places]:
-            self.steps.append(lambda slots, place=place: slots.__setitem__(place, slots[place].clone()))  # type: ignore[misc]
+        self.steps += [Step(torch.clone, (self.results[i],), out=self.results[i]) for i in places]
 
     def run(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
         """Make the call; the outputs in order."""
         return self.consume([*arguments])
 
-    def consume(self, arguments: list[Any]) -> list[torch.Tensor]:
-        """Make the call, and drop each argument when no later step reads it; `arguments` is empty afterwards."""
-        slots = self.start(arguments)
-        arguments.clear()
-        if self.device.type == "cuda" and torch.cuda.current_device() != self.device.index:
-            with torch.cuda.device(self.device):
-                return self._run(slots)
-        return self._run(slots)
+    @cached_property
+    def consume(self) -> Callable[[list[Any]], list[torch.Tensor]]:
+        """Make the call, and drop each argument when no later step reads it; the list of arguments is empty afterwards."""
+        text, names = self.written()
+        exec(compile(text, "<plan>", "exec"), names)
+        return names["run"]
 
     def start(self, arguments: Sequence[Any]) -> Slots:
-        """The slots before the first step."""
+        """The slots before the first step, for who takes the steps one by one."""
         return [*arguments, *(None,) * self.slots]
 
-    def _run(self, slots: Slots) -> list[torch.Tensor]:
-        for step in self._running or self._ready():
-            step(slots)
-        return [slots[i] for i in self.results]
-
-    def _ready(self) -> list[Step]:
+    def written(self) -> tuple[str, dict[str, Any]]:
+        """The steps as the text of a function, and what its names mean."""
+        lines, names = ["def run(given):"], dict[str, Any]()
+        if self.device.type == "cuda":
+            lines.append(f"    if current() != {self.device.index}: return elsewhere(given)")
+            names |= {"current": _current_device, "elsewhere": self._elsewhere}
+        if self.arguments:
+            lines.append(f"    {', '.join(map(_local, range(self.arguments)))}, = given")
+        lines.append("    given.clear()")
         for place, step in enumerate(self.steps):
-            self._running.append(step)
+            names[f"c{place}"] = step.call
+            passed = [*map(_local, step.reads)]
+            for i, value in enumerate(step.constants):
+                passed.append(repr(value) if type(value) is int else f"k{place}_{i}")
+                names |= {} if type(value) is int else {f"k{place}_{i}": value}
+            kept = "" if step.out is None else f"{_local(step.out)} = "
+            lines.append(f"    {kept}c{place}({', '.join(passed)})")
             if place in self.dead:
-                self._running.append(_forgetting(self.dead[place]))
-        return self._running
+                lines.append(f"    {' = '.join(map(_local, self.dead[place]))} = None")
+        lines.append(f"    return [{', '.join(map(_local, self.results))}]")
+        return "\n".join(lines), names
+
+    def _elsewhere(self, given: list[Any]) -> list[torch.Tensor]:
+        """The call while another device is the current one."""
+        with torch.cuda.device(self.device):
+            return self.consume(given)
 
 
-def _forgetting(dead: tuple[int, ...]) -> Step:
-    def step(slots: Slots) -> None:
-        for slot in dead:
-            slots[slot] = None
-
-    return step
+def _local(slot: int) -> str:
+    return f"s{slot}"
 
 
 class Kept(dict[Any, T]):
