@@ -78,6 +78,8 @@ def run(directory: Path, out: Path, limit: float) -> None:
     import torch
     import tvm_ffi
 
+    from bench import protocol
+
     deadline = time.time() + limit
     ctypes.CDLL(str(directory / "libcute_dsl_runtime.so"), mode=ctypes.RTLD_GLOBAL)
     functions = {path.stem: tvm_ffi.load_module(str(path))["func"] for path in sorted(directory.glob("*-*.so"))}
@@ -93,6 +95,7 @@ def run(directory: Path, out: Path, limit: float) -> None:
         return start, end
 
     with out.open("w") as sink:
+        sink.write(json.dumps(protocol.about(sys.argv)) + "\n")
         for layout, m, n, k in sizes():
             if time.time() > deadline:
                 print("no time left", flush=True)

@@ -5,17 +5,15 @@
 
 A layer is shifted by half, attention excluded: output projection, residual, norm, gated feed-forward block, residual, norm, queries, keys
 and values with rotary embedding (specs/llama/layer.coda); forward without gradients, and forward with backward to every input and weight.
-The loss is head and cross-entropy of hidden states, forward with backward. Each round runs every method once, beginning with another one,
-with a cold L2 cache and random data; medians by CUDA events. Peaks are what a call allocates above its inputs, results included. "gemm" is
-torch.mm alone for the products (three passes of each for a backward), "coda_gemm" ours: the floor is the less of both. Methods are held
-against eager PyTorch: `distance` is the largest relative Frobenius distance of a result. A line of JSON a result.
+The loss is head and cross-entropy of hidden states, forward with backward. Measured by bench/protocol.py: methods are compared with eager
+PyTorch before they are timed. "gemm" is torch.mm alone for the products (three passes of each for a backward), "coda_gemm" ours: the
+faster of both is what others are held to. A line of JSON a result; a file that is there already is gone on with.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,18 +26,14 @@ import torch.nn.functional as F
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench import training_cases  # noqa: E402
-from bench.training_cases import several  # noqa: E402
-from bench.training_speed import no_grad  # noqa: E402
-from coda_lang.backend_cute import timing  # noqa: E402
+from bench import protocol, rivals, training_cases  # noqa: E402
+from bench.protocol import Call, Method, no_grad, several  # noqa: E402
 
 # Width, feed-forward width, heads, heads of keys and values, dims of a head; words.
 MODELS = {"8B": (4096, 14336, 32, 8, 128, 128256), "1B": (2048, 8192, 32, 8, 64, 128256)}
 TOKENS = (8192, 16384)
 EPS, THETA = 1e-5, 500000.0
 AHEAD = 10_000_000  # cycles that the GPU waits before a call, in which the host gets ahead of some hundred launches
-BUDGET = 1500.0  # milliseconds of GPU time for a group, if ten rounds do not take more
-FAR = 3e-2  # results further apart are not the same computation in bf16
 PRODUCTS = """
 program forward_product(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])
 y = x @ w
@@ -50,8 +44,7 @@ dx = dy @ w
 program weight_gradient(dy: bf16[m, n], x: bf16[m, k]) -> (dw: bf16[n, k])
 dw = dy @ x
 """
-Call = Callable[[], Any]
-Tensors = Sequence[torch.Tensor]
+Methods = dict[str, Method]
 
 
 # --- what users write in torch ------------------------------------------------------------------------------------------------
@@ -119,6 +112,7 @@ class Bench:
 
         self.device, self.models = device, models
         self.products = coda_lang.compile(PRODUCTS)
+        self.missing = rivals.peers([rivals.ADAPTERS["liger"]]).missing
 
     def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
         return (torch.randn(*shape, device=self.device) * scale).to(torch.bfloat16)
@@ -151,7 +145,7 @@ class Bench:
         angle = (pos[:, None] * freq).repeat(1, 2)[:, None]
         return [t.requires_grad_() for t in made], [pos, freq], [angle.cos().to(torch.bfloat16), angle.sin().to(torch.bfloat16)]
 
-    def layer(self, model: str, tokens: int) -> dict[str, dict[str, Call]]:
+    def layer(self, model: str, tokens: int) -> dict[str, Methods]:
         """The methods of both passes."""
         leaves, ours_too, theirs_too = self.inputs(model, tokens)
         fn, d, heads, kv_heads, hd = self.program(model), *(self.models[model][i] for i in (0, 2, 3, 4))
@@ -170,11 +164,11 @@ class Bench:
 
         floors = {passes: self.plain(model, tokens, passes) for passes in (1, 3)}
         return {
-            "forward": {n: no_grad(c) for n, c in methods.items()} | floors[1],
-            "forward+backward": {n: training(c) for n, c in methods.items()} | floors[3],
+            "forward": {n: whole(n, no_grad(c)) for n, c in methods.items()} | floors[1],
+            "forward+backward": {n: whole(n, training(c)) for n, c in methods.items()} | floors[3],
         }
 
-    def loss(self, model: str, tokens: int) -> dict[str, dict[str, Call]]:
+    def loss(self, model: str, tokens: int) -> dict[str, Methods]:
         """The methods of the loss with its backward."""
         d, *_, v = self.models[model]
         h, w = self.random(tokens, d).requires_grad_(), self.random(v, d, scale=d**-0.5).requires_grad_()
@@ -190,25 +184,21 @@ class Bench:
             return lambda: torch.autograd.grad(fn(h, w, target), (h, w))
 
         products = self.passes([(h.detach(), w.detach(), self.random(tokens, v))], 3)
-        return {"forward+backward": {n: training(fn) for n, fn in methods.items()} | products}
+        return {"forward+backward": {n: whole(n, training(fn)) for n, fn in methods.items()} | products}
 
     def peers(self, eager: Callable[..., Any], liger: Callable[[], Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-        """The other methods by name; Liger where it imports."""
+        """The other methods by name; Liger where it imports, else `missing` says why."""
         found: dict[str, Callable[..., Any]] = {"eager": eager, "compile": self.compiled(eager)}
-        try:
-            found["liger"] = liger()
-        except ImportError:
-            pass
-        return found
+        return found if "liger" in self.missing else found | {"liger": liger()}
 
-    def plain(self, model: str, tokens: int, passes: int) -> dict[str, Call]:
+    def plain(self, model: str, tokens: int, passes: int) -> Methods:
         """The products of a layer alone: four forward, gate with up and q, k, v in one each."""
         d, f, heads, kv_heads, hd, _ = self.models[model]
         q, kv, r = heads * hd, kv_heads * hd, self.random
         sizes = [(q, d), (d, 2 * f), (f, d), (d, q + 2 * kv)]
         return self.passes([(r(tokens, k), r(n, k, scale=k**-0.5), r(tokens, n)) for k, n in sizes], passes)
 
-    def passes(self, operands: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], passes: int) -> dict[str, Call]:
+    def passes(self, operands: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], passes: int) -> Methods:
         """x @ wᵀ, and with 3 passes dy @ w and dyᵀ @ x, by torch.mm and by our kernels."""
 
         def torchs() -> None:
@@ -225,7 +215,7 @@ class Bench:
                     self.products.data_gradient(dy, w)
                     self.products.weight_gradient(dy, x)
 
-        return {"gemm": no_grad(torchs), "coda_gemm": no_grad(ours)}
+        return {"gemm": Method(no_grad(torchs), part=True), "coda_gemm": Method(no_grad(ours), part=True)}
 
     def compile(self, cases: Sequence[tuple[str, str, int]], workers: int | None = None) -> int:
         """Compile the kernels of all cases side by side; how many there are."""
@@ -258,86 +248,48 @@ class Bench:
 # --- measuring ----------------------------------------------------------------------------------------------------------------
 
 
-def distance(one: Any, other: Any) -> float:
-    """The largest relative Frobenius distance between results."""
-    pairs = zip(several(one), several(other), strict=True)
-    return max(float((a.detach().double().flatten() - b.detach().double().flatten()).norm() / b.detach().double().norm()) for a, b in pairs)
+def whole(name: str, call: Call) -> Method:
+    """A method that does all of the work; heads may be an axis of their own, or not."""
+    return Method(call, lambda out: [t.flatten() for t in several(out)], ours=name.startswith("coda"))
 
 
-def peak_of(call: Call) -> float:
-    """MiB that a call allocates above what is held before it."""
-    torch.cuda.synchronize()
-    held = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    result = call()
-    torch.cuda.synchronize()
-    del result
-    return round((torch.cuda.max_memory_allocated() - held) / 2**20)
-
-
-def host_of(call: Call) -> float:
-    """Milliseconds that the host takes to launch a call while the GPU waits."""
-    took = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        torch.cuda._sleep(AHEAD * 4)
-        began = time.perf_counter()
-        call()
-        took.append((time.perf_counter() - began) * 1e3)
-    torch.cuda.synchronize()
-    return round(statistics.median(took), 3)
-
-
-def measure(methods: Mapping[str, Call]) -> dict[str, Any]:
-    """Medians, ratios, peaks, host times, distances of one group."""
-    want = methods["eager"]()
-    ours = [n for n in methods if n.startswith("coda") and n != "coda_gemm"]
-    far = {n: distance(methods[n](), want) for n in methods if "gemm" not in n and n != "eager"}
-    del want
-    peaks = {n: peak_of(call) for n, call in methods.items()}
-    host = {n: host_of(call) for n, call in methods.items()}
-    times = timing.interleaved(methods, BUDGET, ahead=AHEAD)
-    medians = {n: statistics.median(t) for n, t in times.items()}
-    spread = {n: round((sorted(t)[len(t) * 9 // 10] - sorted(t)[len(t) // 10]) / medians[n], 3) for n, t in times.items()}
-    floor = min(medians["gemm"], medians["coda_gemm"])
-    ratios = {f"{n} / floor": round(t / floor, 3) for n, t in medians.items()}
-    ratios |= {f"{p} / {n}": round(medians[p] / medians[n], 3) for n in ours for p in ("eager", "compile", "liger") if p in medians}
-    return {
-        "ok": all(far[n] < FAR for n in far), "ms": {n: round(t, 4) for n, t in medians.items()}, "ratios": ratios, "peak_mib": peaks,
-        "host_ms": host, "distance": {n: float(f"{x:.3g}") for n, x in far.items()}, "spread_p10_p90": spread, "rounds": len(times["coda"]),
-    }  # fmt: skip
+def measure(methods: Methods, clock: protocol.Gpu | None = None) -> dict[str, Any]:
+    """The record of one pass of one case."""
+    want = methods["eager"]
+    return protocol.measure(methods, lambda: want.results(want.call()), clock or protocol.Gpu(ahead=AHEAD), graphs=False)
 
 
 def run(options: argparse.Namespace) -> int:
     """All cases until the limit; the exit status."""
     began = time.time()
     bench = Bench()
+    sheet = protocol.Sheet(options.out, protocol.about(sys.argv, missing=bench.missing), ("case", "model", "tokens", "pass"))
     wanted = [tuple(name.split("_")) for name in options.only]
     cases = [(kind, model, tokens) for tokens in options.tokens for kind, model in wanted if kind == "layer" or tokens == options.tokens[0]]
+    last = "forward+backward"
+    cases = [
+        (kind, model, tokens) for kind, model, tokens in cases if not sheet.has(case=kind, model=model, tokens=tokens, **{"pass": last})
+    ]
     count = bench.compile(cases)
     print(json.dumps({"compiled": count, "seconds": round(time.time() - began)}), flush=True)
     good = True
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with options.out.open("w", encoding="utf-8") as sink:
-        for kind, model, tokens in cases:
-            if time.time() - began > options.limit:
-                good = False
-                print(json.dumps({"case": kind, "model": model, "tokens": tokens, "left_out": "no time"}), flush=True)
-                continue
-            torch.manual_seed(0)
-            for name, methods in (bench.layer if kind == "layer" else bench.loss)(model, tokens).items():
-                record: dict[str, Any] = {"case": kind, "model": model, "tokens": tokens, "pass": name}
-                try:
-                    record |= measure(methods)
-                except Exception as problem:
-                    record |= {"ok": False, "raised": f"{type(problem).__name__}: {problem}"[:800]}
-                good &= record["ok"]
-                record["device"], record["torch"] = torch.cuda.get_device_name(), torch.__version__
-                sink.write(json.dumps(record) + "\n")
-                sink.flush()
-                print(json.dumps(record), flush=True)
-            del methods
-            torch.cuda.empty_cache()
+    for kind, model, tokens in cases:
+        case: dict[str, Any] = {"case": kind, "model": model, "tokens": tokens}
+        if time.time() - began > options.limit:
+            good = False
+            print(json.dumps({**case, "left_out": "no time"}), flush=True)
+            continue
+        torch.manual_seed(0)
+        for name, methods in (bench.layer if kind == "layer" else bench.loss)(model, tokens).items():
+            record = {**case, "pass": name}
+            try:
+                record |= measure(methods)
+            except Exception as problem:
+                record |= {"ok": False, "raised": {"all": f"{type(problem).__name__}: {problem}"[:800]}}
+            good &= record["ok"]
+            sheet.add(record)
+        del methods
+        torch.cuda.empty_cache()
     return 0 if good else 1
 
 

@@ -27,7 +27,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench import plain_models, train_llama, training_cases, training_checks  # noqa: E402
+from bench import plain_models, protocol, train_llama, training_cases, training_checks  # noqa: E402
 from coda_lang.backend_cute import selfcheck  # noqa: E402
 
 PARTS = ("programs", "model", "train")
@@ -78,8 +78,8 @@ def check_program(fn: Any, shape: Mapping[str, int], device: str) -> dict[str, A
     """Outputs and gradients of one program at one shape."""
     tensors = training_cases.leaves(fn, shape, device, needs=())
     with torch.no_grad():
-        got, exact = (training_cases.several(f(*tensors)) for f in (fn, lambda *t: fn.reference(*t, exact=True)))
-        eager = training_cases.several(fn.reference(*tensors, library=training_cases.Eager()))
+        got, exact = (protocol.several(f(*tensors)) for f in (fn, lambda *t: fn.reference(*t, exact=True)))
+        eager = protocol.several(fn.reference(*tensors, library=training_cases.Eager()))
     outputs = {}
     for o, g, e, by_op in zip(fn.program.outputs, got, exact, eager, strict=True):
         error, bound = selfcheck.error(g, e), 2 * selfcheck.error(by_op, e) + 1e-6
@@ -229,6 +229,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     began, good = time.time(), True
     with (options.out / "models.jsonl").open("w", encoding="utf-8") as sink:
+        sink.write(json.dumps(protocol.about(sys.argv)) + "\n")
         for record in checks(options):
             good &= record["ok"]
             sink.write(json.dumps(record) + "\n")

@@ -5,8 +5,8 @@
 
 The programs are those of bench/norms.coda: row kernels, and a LayerNorm between two products, whose statistics are `moments`. Data lie
 around 0, 30 and 1000 standard deviations. Relative Frobenius errors are bounded by twice those of the program as written in f32 by
-torch, plus 2 units of the last place of what is stored. Times are of CUDA graphs, interleaved with `copy_`; bytes are what must be read
-and written.
+torch, plus 2 units of the last place of what is stored. Times are of CUDA graphs of ten calls, interleaved with `copy_`
+(`coda_lang.backend_cute.timing`); bytes are what must be read and written.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench import gpu_training, training_cases, training_objects  # noqa: E402
+from bench import gpu_training, protocol, training_cases, training_objects  # noqa: E402
 
 SHAPES = ((8192, 4096), (8192, 768), (1000, 1000), (64, 8192), (7, 104), (300, 33024))
 TIMED = ((8192, 4096), (8192, 768), (16384, 8192))
 MEANS = (0.0, 30.0, 1000.0)
+REPEATS = 10  # calls in a graph, so that what a launch costs does not count
 
 
 def shape_of(fn: Any, m: int, d: int) -> dict[str, int]:
@@ -70,17 +71,17 @@ def checks(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 tensors = training_cases.leaves(fn, shape_of(fn, *shape), "cuda")
                 with torch.no_grad():
                     tensors[0].add_(mean)
-                outs = training_cases.several(fn(*tensors))
+                outs = protocol.several(fn(*tensors))
                 given = training_cases.cotangents(outs)
                 grads = training_cases.gradients(outs, tensors, given)
-                again = training_cases.several(fn(*tensors))
+                again = protocol.several(fn(*tensors))
                 same = all(torch.equal(a, b) for a, b in zip(outs, again))
                 same &= all(torch.equal(a, b) for a, b in zip(grads, training_cases.gradients(again, tensors, given)))
                 exact = training_cases.truth(fn, torch_fns.Exact(), tensors, given)
                 plain = training_cases.truth(fn, torch_fns.Written(), tensors, given)
                 with torch.no_grad():
                     ways = (torch_fns.Exact(), [t.double() for t in tensors]), (torch_fns.Written(), tensors)
-                    forward = [training_cases.several(fn._reference(f, *t)) for f, t in ways]
+                    forward = [protocol.several(fn._reference(f, *t)) for f, t in ways]
                 names = [o.name for o in fn.program.outputs] + [f"d_{n}" for n, _ in fn.gradients]
                 rows = zip(names, [*outs, *grads], [*forward[0], *exact], [*forward[1], *plain], strict=True)
                 for what, got, want, eager in rows:
@@ -93,12 +94,14 @@ def speed(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Microseconds of a call, and the part of a copy's bandwidth that it reaches."""
     import torch
 
+    from coda_lang.backend_cute import timing
+
     for name, fn in found.items():
         if name == "between":
             continue
         for shape in TIMED:
             tensors = training_cases.leaves(fn, shape_of(fn, *shape), "cuda")
-            outs = training_cases.several(fn(*tensors))
+            outs = protocol.several(fn(*tensors))
             given = [g for g in training_cases.cotangents(outs) if g is not None]
             wanted = [t for t in tensors if t.requires_grad]
             moved = sum(t.nbytes for t in (*tensors, *outs))
@@ -106,7 +109,8 @@ def speed(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
             target = torch.empty_like(source)
             runs = {"copy": partial(target.copy_, source), "forward": partial(_quietly, fn, tensors)}
             runs["both"] = partial(_step, fn, tensors, wanted, given)
-            times = _times(torch, {label: _graph(torch, run) for label, run in runs.items()})
+            graphs = {label: timing.graph(partial(_repeat, run)) for label, run in runs.items()}
+            times = {label: ms / REPEATS * 1e3 for label, ms in timing.medians(timing.interleaved(graphs)).items()}
             back = sum(t.nbytes for t in (*tensors, *wanted, *given))  # inputs, gradients, cotangents
             rate = moved / times["copy"]
             backward = times["both"] - times["forward"]
@@ -122,37 +126,15 @@ def _quietly(fn: Any, tensors: Any) -> None:
         fn(*tensors)
 
 
+def _repeat(run: Any) -> None:
+    for _ in range(REPEATS):
+        run()
+
+
 def _step(fn: Any, tensors: Any, wanted: Any, given: Any) -> None:
     import torch
 
-    torch.autograd.grad([o for o in training_cases.several(fn(*tensors)) if o.requires_grad], wanted, given)
-
-
-def _graph(torch: Any, run: Any) -> Any:
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(10):
-            run()
-    return graph
-
-
-def _times(torch: Any, graphs: dict[str, Any]) -> dict[str, float]:
-    """Median microseconds of one run, interleaved."""
-    times: dict[str, list[float]] = {label: [] for label in graphs}
-    for _ in range(15):
-        for label, graph in graphs.items():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times[label].append(start.elapsed_time(end) * 100)
-    return {label: sorted(values)[len(values) // 2] for label, values in times.items()}
+    torch.autograd.grad([o for o in protocol.several(fn(*tensors)) if o.requires_grad], wanted, given)
 
 
 def main() -> int:
@@ -186,7 +168,8 @@ def main() -> int:
                 break
     print(json.dumps({"checks": sum("ok" in x for x in lines), "failed": bad}))
     if args.out:
-        args.out.write_text("".join(json.dumps(x) + "\n" for x in lines), encoding="utf-8")
+        head = protocol.about(sys.argv)
+        args.out.write_text("".join(json.dumps(x) + "\n" for x in (head, *lines)), encoding="utf-8")
     return 1 if bad else 0
 
 

@@ -171,7 +171,10 @@ def run(directory: Path, out: Path, limit: float) -> int:
     listed.write_text(json.dumps(jobs))
     environment = {**os.environ, "CODA_DSL_RUNTIME": str(runtime)}
     results: list[dict[str, Any]] = []
+    from bench import protocol
+
     with out.open("w", encoding="utf-8") as sink:
+        sink.write(json.dumps(protocol.about(sys.argv)) + "\n")
 
         def keep(record: dict[str, Any]) -> None:
             results.append(record)

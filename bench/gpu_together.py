@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import coda_lang  # noqa: E402
-from bench import gpu_models, training_cases, training_checks  # noqa: E402
+from bench import gpu_models, protocol, training_cases, training_checks  # noqa: E402
 from coda_lang.backend_cute import configs, spec, timing, together  # noqa: E402
 
 PARTS = ("check", "configs", "time")
@@ -96,7 +96,7 @@ def check(fn: Any, alone: Any, extents: Mapping[str, int], chosen: Mapping[str, 
     found = training_checks.check(fn, {"shape": extents, "runs": 3 if chosen else 20, "configs": chosen}, device)
     tensors = training_cases.leaves(fn, extents, device, needs=())
     with torch.no_grad():
-        one, other = (training_cases.several(f(*tensors)) for f in (fn, alone))
+        one, other = (protocol.several(f(*tensors)) for f in (fn, alone))
     stored = {s.matrix.tensor for k in spec.launches(fn.program) for g in spec.gemms(k) for s in g.sinks if isinstance(s, spec.Store)}
     plain = [(a, b) for o, a, b in zip(fn.program.outputs, one, other, strict=True) if o.name in stored and len(fn.program.kernels) == 1]
     alike = all(torch.equal(a, b) for a, b in plain)
@@ -119,10 +119,10 @@ def step(fn: Any, tensors: list[torch.Tensor], backward: bool) -> Any:
                 fn(*tensors)
 
         return forward
-    given = training_cases.cotangents(training_cases.several(fn(*tensors)))
+    given = training_cases.cotangents(protocol.several(fn(*tensors)))
 
     def both() -> None:
-        training_cases.gradients(training_cases.several(fn(*tensors)), tensors, given)
+        training_cases.gradients(protocol.several(fn(*tensors)), tensors, given)
 
     return both
 
@@ -158,6 +158,7 @@ def main() -> int:
     shapes = [(name, shape(fns[name], sizes)) for name in kept for sizes in SIZES]
     ragged = {name: extents for name, extents in reversed(shapes)}
     with (given.out / "together.jsonl").open("a", encoding="utf-8") as sink:
+        sink.write(json.dumps(protocol.about(sys.argv)) + "\n")
 
         def note(row: dict[str, Any]) -> None:
             nonlocal failed

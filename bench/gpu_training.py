@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench import gpu_specs, rows, training_cases, training_checks, training_objects, training_speed  # noqa: E402
+from bench import gpu_specs, protocol, rows, training_cases, training_checks, training_objects, training_speed  # noqa: E402
 
 PARTS = ("gradients", "uses", "configs", "sanitizer", "speed", "train")
 TOOLS = ("memcheck", "racecheck")
@@ -150,6 +150,7 @@ def run(directory: Path, options: argparse.Namespace) -> int:
     results: list[dict[str, Any]] = []
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with options.out.open("w", encoding="utf-8") as sink:
+        sink.write(json.dumps(protocol.about(sys.argv)) + "\n")
 
         def keep(record: dict[str, Any]) -> None:
             record.pop("needs", None)
@@ -303,7 +304,7 @@ def do(found: Mapping[str, Any], job: Job, directory: Path, device: str) -> dict
 def call_once(fn: Any, shape: Mapping[str, int], device: str) -> None:
     """Forward and backward, and nothing else that launches kernels of ours."""
     tensors = training_cases.leaves(fn, shape, device)
-    outputs = training_cases.several(fn(*tensors))
+    outputs = protocol.several(fn(*tensors))
     training_cases.gradients(outputs, tensors, training_cases.cotangents(outputs))
 
 

@@ -23,6 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench import protocol
 from bench.need_gpu import missing
 from coda_lang.backend_cute import arguments, configs
 
@@ -155,7 +156,7 @@ def main() -> int:
             print(f"{row['program']:8} {row['what']:52} {row['median_us']:9.2f} us, best {row['best_us']:9.2f}")
             found.append(row)
     if options.out:
-        options.out.write_text("".join(json.dumps(row) + "\n" for row in found))
+        options.out.write_text("".join(json.dumps(row) + "\n" for row in (protocol.about(sys.argv), *found)))
     return 0
 
 

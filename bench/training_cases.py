@@ -69,11 +69,6 @@ def blanks(arguments: Sequence[spec.Argument], shape: Mapping[str, int]) -> list
     return [torch.empty([shape[x] for x in a.axes], dtype=torch_fns.DTYPES[a.dtype], device="meta") for a in arguments]
 
 
-def several(outputs: Any) -> tuple[torch.Tensor, ...]:
-    """The outputs as a tuple."""
-    return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
-
-
 def leaves(fn: Any, shape: Mapping[str, int], device: str, needs: Sequence[str] | None = None, seed: int = 0) -> list[torch.Tensor]:
     """Random inputs; those named (all that have a gradient) require one."""
     names = [name for name, _ in fn.gradients] if needs is None else needs

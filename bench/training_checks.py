@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from bench.gpu_specs import _bits as bits
-from bench.training_cases import Eager, cotangents, forced, gradients, leaves, several, truth
+from bench.protocol import several
+from bench.training_cases import Eager, cotangents, forced, gradients, leaves, truth
 from coda_lang.backend_cute import autograd, selfcheck, torch_fns
 from coda_lang.backend_cute.derivative import NO, YES
 from coda_lang.backend_cute.errors import CallError

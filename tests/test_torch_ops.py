@@ -167,6 +167,7 @@ def test_host_time_is_measured(root, tmp_path):
     command = [sys.executable, str(root / "bench" / "host_time.py"), "--stubs", "--calls", "4", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in out.read_text().splitlines()]
+    head, *found = (json.loads(line) for line in out.read_text().splitlines())
+    assert head["command"].startswith("bench/host_time.py --stubs")
     assert {row["program"] for row in found} == {"linear", "swiglu"} and len(found) == 16
     assert all(0 < row["best_us"] <= row["median_us"] for row in found)
