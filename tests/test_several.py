@@ -21,7 +21,10 @@ from coda_lang.diagnostics.model import CodaError  # noqa: E402
 from coda_lang.ir import interp  # noqa: E402
 from coda_lang.ir.graph import Program  # noqa: E402
 from coda_lang.ir.kernels import Finish, Gemm, Plan  # noqa: E402
+from coda_lang.passes import several  # noqa: E402
 from coda_lang.source import Source  # noqa: E402
+
+SPECS = Path(__file__).resolve().parent.parent / "specs"
 
 PROGRAMS = {
     **{e.code: e.wrong for e in CATALOG.values() if e.kind == "reason"},
@@ -222,3 +225,17 @@ def test_kernels_are_named_after_what_they_write() -> None:
     names = [k.name for k in made.kernels]
     assert len(set(names)) == len(names) and names[0].startswith("p_x") and names[-1] == "p_y"
     assert isinstance(made.kernels[-1], Gemm)
+
+
+@pytest.mark.slow
+def test_statistics_stand_apart_where_a_tile_would_hold_too_much():
+    """The gradient of a joined projection selects among runs, each with a statistic of its own: every element of every run would stay in
+    registers from the statistic to its use. Two passes over memory are faster."""
+    (plan,) = driver.plan(SPECS / "attention_in.coda")
+    stages = plan.derived.backward.stages
+    joined = next(p for p in stages if any(e.op == "join" for e in p.program.eqns))
+    assert len(joined.gemm.phases) == 1 and len(joined.gemm.ports) > 12
+    assert all(several._held(p.program) <= several.MOST_HELD for p in stages if not p.gemm.products)
+    source = (SPECS / "head_rmsnorm.coda").read_text()  # within the limit: one pass
+    (norm,) = driver.plan(Source("head_rmsnorm.coda", source))
+    assert any(len(p.gemm.phases) > 1 for p in norm.derived.backward.stages)

@@ -105,8 +105,18 @@ def max_accumulators(gemm: Gemm) -> int:
     if len(gemm.sinks) > len(stores):
         return 160 if len(gemm.sinks) - len(stores) <= 2 else 128
     vectors = [p for p in gemm.ports if isinstance(p, Load) and p.index]
+    if not gemm.products and _crowded(gemm, stores):
+        return 64
     most = 176 if any(s.matrix.pack > 1 for s in stores) else 192 if any(isinstance(p, Tile) for p in gemm.ports) else 208
     return max(min(most, 208 - 24 * (len(vectors) - 1)), 128)
+
+
+def _crowded(gemm: Gemm, stores: list[Store]) -> bool:
+    """Does a map kernel keep more elements in registers than a second atom of rows leaves room for: matrices read element by element, or
+    tiles of which a statistic and what is made of it are both computed, with more to reduce besides?"""
+    elements = sum({"row", "col"} <= {i.of for i in p.index} for p in gemm.ports if isinstance(p, Load))
+    tiles = sum(isinstance(p, Tile) for p in gemm.ports)
+    return elements > 8 or (len(gemm.phases) > 1 and tiles > 1 and len(gemm.sinks) > len(stores))
 
 
 def element_bytes(gemm: Gemm, matrix: Matrix) -> int:

@@ -15,7 +15,7 @@ from itertools import permutations
 from .. import ops
 from ..diagnostics.model import CodaError, Diagnostic
 from ..ir.graph import Atom, Output, Program, Tensor, Var
-from ..ir.kernels import Plan, Read, Store
+from ..ir.kernels import Along, Plan, Read, Store
 from .anchor import accumulators, anchor
 from .batches import position, why
 from .layout import granule, layout
@@ -25,12 +25,13 @@ from .rows import merged
 from .simplify import live
 from .stages import Stages, named
 from .stages import cut as cut_program
-from .state import MAX_COLUMNS, State, nominal
+from .state import MAX_COLUMNS, State, fixed_product, nominal
 
 Pass = Callable[[State], State]
 
 MOST_ORDERS = 24  # of an intermediate's axes that are tried
 MOST_BYTES = 104 * 1024  # of shared memory, for tiles on their way; the rest is the operands'
+MOST_HELD = 192  # registers of a thread for elements that a map kernel reads before a statistic and after it; beyond, two passes are faster
 MOST_ROWS = 48 * 1024  # the same measure of a row kernel, whose elements are in registers: a dozen tiles of 16 bits
 
 
@@ -87,7 +88,7 @@ def fitting(program: Program) -> list[Program]:
     """
     problem = _problem(program)
     if problem is None:
-        return [program]
+        return _relieved(program)
     sums = [var for var, *_ in accumulators(program)]
     taken = {t.name for t in _tensors(program)}
     held = {v.name: Output(Tensor(v.name if v.name not in taken else f"{v.name}_acc", v.ty.dtype, v.ty.axes), v) for v in sums}
@@ -109,6 +110,30 @@ def fitting(program: Program) -> list[Program]:
     )
     inputs = (*program.inputs, *(o.tensor for o in held.values()))
     return [only(program, kept), *fitting(only(replace(program, inputs=inputs, eqns=eqns), rest))]
+
+
+def _relieved(program: Program) -> list[Program]:
+    """A map stage that fits a tile; two, its statistics first, where the tile's elements would be held in more registers than there are."""
+    if any(e.op == ops.CONTRACT.name for e in program.eqns) or _held(program) <= MOST_HELD:
+        return [program]
+    try:
+        return _first_apart(program, CodaError([]))
+    except CodaError:
+        return [program]
+
+
+def _held(program: Program) -> int:
+    """Registers of a thread for the elements of a group of columns, which the phase after its statistics reads again."""
+    state = _kernel(State(position(program)))
+    assert state.plan is not None
+    gemm, bits = state.plan.gemm, {t.name: t.dtype.bits for t in _tensors(program)}
+    if gemm.whole_rows:
+        return 0
+    widest = max((fixed_product(program, s.over) or 0 for phase in gemm.phases for s in phase.statistics), default=0)
+    sides = (set(gemm.rows), set(gemm.cols))
+    read = [p for p in gemm.ports if isinstance(p, Read)]
+    both = [p for p in read if all(side & {x.axis for _, x in p.access.at if isinstance(x, Along)} for side in sides)]
+    return sum(widest // 2 * (bits[p.access.tensor] * len(p.vars) if p.tile else 32) for p in both) // 32
 
 
 def _first_apart(program: Program, problem: CodaError) -> list[Program]:
