@@ -274,7 +274,7 @@ def compare(fn: Any, job: dict[str, Any]) -> dict[str, Any]:
     from coda_lang.backend_cute.errors import CallError
 
     fn.objects.among = (job["config"],) if job["config"] else ()
-    fn._plans.clear()
+    fn.forget()
     extents = job["shape"]
     tensors = selfcheck.inputs(fn.program, extents, 0, "cuda")
     with torch.no_grad():

@@ -4,8 +4,9 @@
 
 Programs of one product at m = n = k = 256, where a kernel is shorter than its call: `linear` (saves its inputs alone) and `swiglu` (saves
 its pre-activations). Beside them an autograd.Function that only allocates what the call allocates, torch's own matmul, and the same call
-through its registered operator. With a Hopper GPU, kernels are launched; without one, or with --stubs, executables that do nothing take
-their place on CPU tensors, and torch's matmul is left out. A line a measurement, of JSON with --out: median and best over repeats.
+through its registered operator; all take turns. With a Hopper GPU, kernels are launched; without one, or with --stubs, executables that do
+nothing take their place on CPU tensors of 64 x 64 (beyond, the C library asks the system for each buffer), times are the process's own CPU
+time, and torch's matmul is left out. A line a measurement, of JSON with --out: median and best over repeats.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ PROGRAMS = {
     "linear": "program linear(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])\ny = x @ w\n",
     "swiglu": "program swiglu(x: bf16[m, k], w: bf16[n, lane=2, k]) -> (y: bf16[m, n])\ngate, up = x @ w\ny = silu(gate) * up\n",
 }
-SIZE = 256
-REPEATS = 9
+SIZE, SMALL = 256, 64
+REPEATS = 21
+EMPTY_FORWARD, EMPTY_BOTH = (f"{what}, an empty autograd.Function" for what in ("forward with gradients", "forward and backward"))
 
 
 class Stubs:
@@ -76,20 +78,22 @@ def stub(fn: Any) -> Any:
     return fn
 
 
-def measure(call: Callable[[], Any], calls: int) -> tuple[float, float]:
-    """Median and best microseconds of a call."""
+def measure(rows: dict[str, Callable[[], Any]], calls: int, clock: Callable[[], float]) -> dict[str, tuple[float, float]]:
+    """Median and best microseconds of a call of each; they take turns, so that what else the machine does meets them all."""
     finish = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    for _ in range(calls // 4 + 3):
-        call()
-    times = []
-    for _ in range(REPEATS):
-        finish()
-        start = time.perf_counter()
-        for _ in range(calls):
+    times: dict[str, list[float]] = {what: [] for what in rows}
+    for call in rows.values():
+        for _ in range(20):
             call()
-        times.append((time.perf_counter() - start) / calls * 1e6)
-        finish()
-    return statistics.median(times), min(times)
+    for _ in range(REPEATS):
+        for what, call in rows.items():
+            finish()
+            start = clock()
+            for _ in range(max(calls // REPEATS, 1)):
+                call()
+            times[what].append((clock() - start) / max(calls // REPEATS, 1) * 1e6)
+    finish()
+    return {what: (statistics.median(found), min(found)) for what, found in times.items()}
 
 
 def training(call: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> Callable[[], Any]:
@@ -105,31 +109,30 @@ def training(call: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> Calla
     return step
 
 
-def rows(name: str, fn: Any, tensors: tuple[torch.Tensor, ...], calls: int, peers: bool) -> Iterator[dict[str, Any]]:
-    """Every measurement of one function."""
-
-    def row(what: str, call: Callable[[], Any]) -> dict[str, Any]:
-        median, best = measure(call, calls)
-        return {"program": name, "what": what, "median_us": round(median, 2), "best_us": round(best, 2)}
+def rows(fn: Any, tensors: tuple[torch.Tensor, ...], peers: bool) -> dict[str, Callable[[], Any]]:
+    """What is measured of one function."""
 
     def empty(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return Empty.apply(x, w)
 
-    leaves = [t.detach().clone().requires_grad_() for t in tensors]
-    with torch.no_grad():
-        yield row("forward without gradients", lambda: fn(*tensors))
-        fn.prepare()
-        yield row("forward without gradients, through the operator", lambda: fn.operator.forward(*tensors))
-        yield row("allocating the output", lambda: torch.empty((SIZE, SIZE), dtype=torch.bfloat16, device=tensors[0].device))
-        if peers:
-            yield row("torch.matmul", lambda: tensors[0] @ tensors[1].flatten(0, -2).T)
-    yield row("forward with gradients", lambda: fn(*leaves))
-    yield row("forward with gradients, an empty autograd.Function", lambda: empty(*leaves))
-    yield row("forward and backward", training(fn, *tensors))
-    yield row("forward and backward, through the operator", training(fn.operator.forward, *tensors))
-    yield row("forward and backward, an empty autograd.Function", training(empty, *tensors))
+    def matmul(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x @ w.flatten(0, -2).T
+
+    x, leaves = tensors[0], [t.detach().clone().requires_grad_() for t in tensors]
+    fn.prepare()
+    found = {
+        "forward without gradients": lambda: fn(*tensors),
+        "forward without gradients, through the operator": lambda: fn.operator.forward(*tensors),
+        "allocating the output": lambda: torch.empty(x.shape, dtype=torch.bfloat16, device=x.device),
+        "forward with gradients": lambda: fn(*leaves),
+        EMPTY_FORWARD: lambda: empty(*leaves),
+        "forward and backward": training(fn, *tensors),
+        "forward and backward, through the operator": training(fn.operator.forward, *tensors),
+        EMPTY_BOTH: training(empty, *tensors),
+    }
     if peers:
-        yield row("forward and backward, torch.matmul", training(lambda x, w: x @ w.flatten(0, -2).T, *tensors))
+        found |= {"torch.matmul": lambda: matmul(*tensors), "forward and backward, torch.matmul": training(matmul, *tensors)}
+    return found
 
 
 def main() -> int:
@@ -142,7 +145,7 @@ def main() -> int:
     import coda_lang
 
     stubs = options.stubs or bool(missing())
-    device = "cpu" if stubs else "cuda"
+    device, clock = ("cpu", time.process_time) if stubs else ("cuda", time.perf_counter)
     print(f"on {'the CPU, launching nothing' if stubs else torch.cuda.get_device_name()}; torch {torch.__version__}")
     found = []
     for name, text in PROGRAMS.items():
@@ -150,11 +153,16 @@ def main() -> int:
         if fn.backward is None:
             print(f"{name}: this version derives no backward", file=sys.stderr)
             return 1
-        shapes = [[SIZE if a in ("m", "n", "k") else 2 for a in argument.axes] for argument in fn.program.inputs]
+        size = SMALL if stubs else SIZE
+        shapes = [[size if a in ("m", "n", "k") else 2 for a in argument.axes] for argument in fn.program.inputs]
         tensors = tuple(torch.randn(shape, device=device).to(torch.bfloat16) for shape in shapes)
-        for row in rows(name, stub(fn) if stubs else fn, tensors, options.calls, not stubs):
-            print(f"{row['program']:8} {row['what']:52} {row['median_us']:9.2f} us, best {row['best_us']:9.2f}")
-            found.append(row)
+        times = measure(rows(stub(fn) if stubs else fn, tensors, not stubs), options.calls, clock)
+        for what, (median, best) in times.items():
+            print(f"{name:8} {what:52} {median:9.2f} us, best {best:9.2f}")
+            found.append({"program": name, "what": what, "median_us": round(median, 2), "best_us": round(best, 2)})
+        for what, empty in (("forward with gradients", EMPTY_FORWARD), ("forward and backward", EMPTY_BOTH)):
+            over = [ours - theirs for ours, theirs in zip(times[what], times[empty])]
+            print(f"{name:8} {what + ', over the empty one':52} {over[0]:9.2f} us, best {over[1]:9.2f}")
     if options.out:
         options.out.write_text("".join(json.dumps(row) + "\n" for row in (protocol.about(sys.argv), *found)))
     return 0

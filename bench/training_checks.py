@@ -44,8 +44,7 @@ def check(fn: Any, job: Mapping[str, Any], device: str) -> dict[str, Any]:
     """Forward and backward at one shape, with the default configurations or those that the job forces."""
     fn.objects.forced.clear()
     fn.objects.forced.update(forced(fn, job.get("configs", {})))
-    fn._training = None  # holds plans of other configurations
-    fn._plans.clear()
+    fn.forget()
     tensors = leaves(fn, job["shape"], device)
     before = [t.detach().clone() for t in tensors]
     with torch.no_grad():

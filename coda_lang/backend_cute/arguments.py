@@ -21,29 +21,42 @@ from .binding import Binding
 from .torch_fns import DTYPES
 
 LARGEST = int(torch.finfo(torch.float32).max)  # of a number for a scalar
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+Tensor, Parameter = torch.Tensor, torch.nn.Parameter
+PLAIN = (Tensor, Parameter)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 META = "pass real tensors: on meta they have shapes and no elements, so moving them makes none"
 INTEGERS = (torch.int32, torch.int64)
 TRACED = (FakeTensor, FunctionalTensor)
+_watching, _transforming = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
+is_compiling = torch.compiler.is_dynamo_compiling  # torch.compile takes it for True; whatever else traces has a dispatch mode
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def key(arguments: Sequence[Any]) -> tuple | None:
-    """What a plan depends on besides the program; None where an argument is not a plain tensor or number."""
+    """What a plan depends on besides the program; None where an argument is not a plain tensor or number, or missing."""
     parts: list[Any] = []
-    for t in arguments:
-        kind = type(t)
-        if kind in PLAIN:
-            try:
-                parts.append((t.dtype, t.device, t.shape, t.stride(), t.data_ptr() % 16))
-            except RuntimeError:  # no storage: fake, sparse, traced
+    try:
+        for t in arguments:
+            kind = type(t)
+            if kind is Tensor or kind is Parameter:
+                parts.append((t.dtype, t.device, t.shape, t.stride(), t.data_ptr() % 16, t.requires_grad))
+            elif kind is float or kind is int and -LARGEST <= t <= LARGEST:
+                parts.append(float)
+            elif t is None:
+                parts.append(None)
+            else:
                 return None
-        elif kind is float or kind is int and -LARGEST <= t <= LARGEST:
-            parts.append(float)
-        else:
-            return None
+    except RuntimeError:  # no storage: fake, sparse, traced
+        return None
     return tuple(parts)
+
+
+def kind(arguments: Sequence[Any]) -> tuple | None:
+    """What decides how a call is made: `key`, and whether autograd records. None where something watches calls, or transforms them."""
+    if _watching() or forward_ad._current_level >= 0 or _transforming():
+        return None
+    found = key(arguments)
+    return found and (torch.is_grad_enabled(), found)
 
 
 def wanted(program: spec.Program, outputs: Any) -> tuple[str, ...]:
@@ -172,11 +185,6 @@ def runs_kernels(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def is_compiling() -> bool:
-    """Is this call being traced by torch.compile?"""
-    return torch.compiler.is_compiling()
-
-
 def constant(method: Any) -> Any:
     """Mark a method whose result torch.compile may take as a constant: it is called while tracing, not traced."""
     method._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, without importing the compiler
@@ -185,7 +193,7 @@ def constant(method: Any) -> Any:
 
 def is_special() -> bool:
     """Is a dispatch mode (fake tensors, tracing, counting) or forward-mode differentiation active?"""
-    return torch._C._len_torch_dispatch_stack() > 0 or forward_ad._current_level >= 0
+    return _watching() > 0 or forward_ad._current_level >= 0
 
 
 def check_tangents(program: spec.Program, arguments: Sequence[Any]) -> None:

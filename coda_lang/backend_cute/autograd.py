@@ -26,6 +26,7 @@ from .derivative import NO, YES, Derivative, Saving, Step, extents
 from .prune import prune
 
 Extents = Mapping[str, int]
+Picker = Callable[[Any], tuple]
 Place = tuple[int, Any]
 _executes = getattr(torch._C, "_will_engine_execute_node", None)
 
@@ -51,16 +52,70 @@ class Kind:
     """Differentiable calls of one kind, as `arguments.key` tells kinds apart: what was decided at the first serves the others.
 
     `plan` is the forward's where kernels run it and nothing that is kept is a number; `keep` picks what is saved from arguments and
-    results. `steps` are backwards, by what is asked for and by the kinds of what was saved and of the cotangents: a plan, what picks its
-    arguments from saved tensors and cotangents, and of each gradient the place among its results and, where it differs, its shape.
+    results. `edges`: for each input whose gradient may be asked for, which of the node's edges is its. `steps` are backwards, by what is
+    asked for and by the kinds of what was saved and of the cotangents: a plan, what picks its arguments from saved tensors and
+    cotangents, what picks the gradients, one an input of the node, from its results.
     """
 
+    training: Training
     saving: Saving
     extents: Extents
     shapes: Sequence[Any]
+    edges: tuple[tuple[int, int], ...] = ()
     plan: plans.Plan | None = None
-    keep: Callable[[tuple], tuple] = tuple
-    steps: dict[tuple, tuple[plans.Plan, Callable[[tuple], tuple], tuple[Place | None, ...]]] = field(default_factory=dict)
+    keep: Picker = tuple
+    steps: dict[tuple, tuple[plans.Plan, Picker, Picker]] = field(default_factory=dict)
+
+    def __call__(self, tensors: Sequence[Any]) -> Any:
+        """What the caller gets of a call of this kind, which is one of plain tensors in no transform."""
+        return self.training.fn._pack(_apply(self, *tensors))
+
+    def forward(self, ctx: Any, tensors: tuple) -> tuple[torch.Tensor, ...]:
+        """Run the forward and keep what the backward of the inputs that need a gradient reads."""
+        assert self.plan is not None
+        results = self.plan.consume([*tensors])
+        self.training.fn.last_path = "kernels"
+        ctx.kind, ctx.numbers = self, ()
+        ctx.save_for_backward(*self.keep((*tensors, *results)))
+        return self.training.outputs(ctx, results)
+
+    def backward(self, ctx: Any, cotangents: tuple, last: bool) -> tuple[torch.Tensor | None, ...]:
+        """One gradient an input of the node, None where none is asked for, where it is zero, or where it went into a buffer.
+
+        With `last`, nobody here reads the saved tensors afterwards: unless the graph is retained, each is dropped once its last kernel is
+        launched.
+        """
+        asked, saved = self.asked(ctx), ctx.saved_tensors
+        key = asked, arguments.key(saved), arguments.key(cotangents)
+        found = self.steps.get(key)
+        if found is None:
+            return self.training.backward(ctx, cotangents, key, saved)
+        plan, pick, give = found
+        given = [*pick((*saved, *cotangents))]
+        del saved
+        if last:
+            ctx.maybe_clear_saved_tensors()
+        results = plan.consume(given)
+        self.training.fn.last_backward = "kernels"
+        return give(results)
+
+    def asked(self, ctx: Any) -> tuple[int, ...]:
+        """Which gradients this pass of the engine wants: of the inputs that need one, perhaps not all (`torch.autograd.grad`)."""
+        asked = self.saving.asked
+        if self.training.buffers:
+            codes = {i: accumulate.code(b) for i, b in self.training.buffers.items()}
+            asked = tuple([codes.get(i, a) if a else a for i, a in enumerate(asked)])
+        if _executes is None or len(self.edges) < 2:
+            return asked
+        edges, chosen = ctx.next_functions, [*asked]
+        for i, edge in self.edges:
+            node = edges[edge][0]
+            try:
+                if node is not None and not _executes(node):
+                    chosen[i] = NO
+            except RuntimeError:  # a leaf whose gradient torch.autograd.grad returns
+                pass
+        return tuple(chosen)
 
 
 class Training:
@@ -83,66 +138,42 @@ class Training:
             )
         return _Gradient.apply(self, *tensors)
 
-    def forward(self, ctx: Any, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """Run the forward and keep what the backward of the inputs that need a gradient reads."""
-        needs = ctx.needs_input_grad[1:]
-        key = arguments.key(tensors)
-        kind = self.kinds.get((needs, key)) if key is not None else None
-        if kind is None:
-            return self._forward(ctx, tensors, needs, key)
-        assert kind.plan is not None
-        results = kind.plan.run(tensors)
-        self.fn.last_path = "kernels"
-        ctx.training, ctx.kind, ctx.numbers = self, kind, ()
-        ctx.save_for_backward(*kind.keep((*tensors, *results)))
-        return self._outputs(ctx, results)
-
-    def _forward(self, ctx: Any, tensors: Sequence[Any], needs: Sequence[bool], key: tuple | None) -> tuple[torch.Tensor, ...]:
-        """The same for calls of a kind not seen before, or of no kind."""
+    def forward(self, ctx: Any, tensors: tuple) -> tuple[torch.Tensor, ...]:
+        """`Kind.forward`, for calls of a kind not met before, or of no kind."""
+        needs, key = ctx.needs_input_grad[1:], arguments.key(tensors)
+        kind = self.kinds.get(key) if key is not None else None
+        if kind is not None:
+            return kind.forward(ctx, tensors)
         saving = self.derivative.saving(needs)
         results, extent = self.way.forward(saving, tensors)
         available = (*tensors, *results)
         kept = [available[i] for i in saving.places]
-        kind = Kind(saving, extent, [t.shape if isinstance(t, torch.Tensor) else None for t in tensors])
+        places = [i for i, t in enumerate(tensors) if isinstance(t, torch.Tensor)]
+        edges = tuple((i, edge) for edge, i in enumerate(places) if saving.asked[i])
+        kind = Kind(self, saving, extent, [t.shape if isinstance(t, torch.Tensor) else None for t in tensors], edges)
         plan = self.way.plan(saving, key)
         if plan is not None and not any(isinstance(v, (float, int)) for v in kept):
             kind.plan, kind.keep = plan, _picker(saving.places)
-            self.kinds.keep((needs, key), kind)
-        ctx.training, ctx.kind = self, kind
+            self.kinds.keep(key, kind)
+        ctx.kind = kind
         ctx.numbers = [v if isinstance(v, (float, int)) else None for v in kept]
         ctx.save_for_backward(*[None if isinstance(v, (float, int)) else v for v in kept])
-        return self._outputs(ctx, results)
+        return self.outputs(ctx, results)
 
-    def _outputs(self, ctx: Any, results: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def outputs(self, ctx: Any, results: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The caller's outputs, as a node gives them."""
         ctx.set_materialize_grads(False)
         outputs = tuple(results[: self.count])
         if not self.smooth:
             ctx.mark_non_differentiable(*[o for o, smooth in zip(outputs, self.derivative.smooth) if not smooth])
         return outputs
 
-    def backward(self, ctx: Any, cotangents: Sequence[torch.Tensor | None], last: bool = False) -> Sequence[torch.Tensor | None]:
-        """One gradient an input, None where none is asked for, where it is zero, or where it went into a buffer.
-
-        With `last`, nobody here reads the saved tensors afterwards: unless the graph is retained, each is dropped once its last kernel is
-        launched.
-        """
-        asked, saved = self._asked(ctx), ctx.saved_tensors
-        if ctx.kind.plan is None:
-            return self._backward(ctx, cotangents, asked, saved)[0]
-        key = asked, arguments.key(saved), arguments.key(cotangents)
-        found = ctx.kind.steps.get(key)
-        if found is None:
-            gradients, step = self._backward(ctx, cotangents, asked, saved)
+    def backward(self, ctx: Any, cotangents: tuple, key: tuple, saved: tuple) -> tuple[torch.Tensor | None, ...]:
+        """`Kind.backward`, where it is not one of its steps."""
+        gradients, step = self._backward(ctx, cotangents, key[0], saved)
+        if ctx.kind.plan is not None:
             self._remember(ctx.kind, key, step, cotangents)
-            return gradients
-        plan, pick, places = found
-        given = [*pick((*saved, *cotangents))]
-        del saved
-        if last:
-            ctx.maybe_clear_saved_tensors()
-        results = plan.consume(given)
-        self.fn.last_backward = "kernels"
-        return [None if p is None else results[p[0]] if p[1] is None else results[p[0]].reshape(p[1]) for p in places]
+        return None, *gradients
 
     def _remember(self, kind: Kind, key: tuple, step: Step, cotangents: Sequence[Any]) -> None:
         """Keep what a backward did, where it was nothing but a plan over saved tensors and cotangents as they came."""
@@ -155,7 +186,7 @@ class Training:
         for source, argument in zip(step.reads, step.program.inputs):
             if isinstance(source, str):
                 reads.append(kind.saving.kept.index(source))
-            elif source >= 0 and cotangents[source].dtype is torch_fns.DTYPES[argument.dtype]:
+            elif source >= 0 and getattr(cotangents[source], "dtype", None) is torch_fns.DTYPES[argument.dtype]:
                 reads.append(len(kind.saving.kept) + source)
             else:
                 return
@@ -167,7 +198,7 @@ class Training:
             for place, shape in zip(step.gives, kind.shapes, strict=True):
                 there = isinstance(place, int)  # dims that arrived merged or split come back so
                 places.append((place, None if declared[place] == tuple(shape) else shape) if there else None)  # type: ignore[arg-type, index]
-            kind.steps[key] = plan, _picker(reads), tuple(places)
+            kind.steps[key] = plan, _picker(reads), _giver(places)
 
     def _backward(
         self, ctx: Any, cotangents: Sequence[torch.Tensor | None], asked: tuple[int, ...], saved: Sequence[Any]
@@ -209,26 +240,24 @@ class Training:
     def _axes(self, step: Step, name: str) -> tuple[str, ...]:
         return next(a.axes for a in step.program.inputs if a.name == name)
 
-    def _asked(self, ctx: Any) -> tuple[int, ...]:
-        """Which gradients this pass of the engine wants: of the inputs that need one, perhaps not all (`torch.autograd.grad`)."""
-        asked = ctx.kind.saving.asked
-        if self.buffers:
-            asked = tuple(accumulate.code(self.buffers[i]) if i in self.buffers and a else a for i, a in enumerate(asked))
-        if _executes is None or sum(map(bool, asked)) < 2:
-            return asked
-        nodes = iter(ctx.next_functions)
-        chosen = []
-        for i, a in enumerate(asked):
-            node = next(nodes)[0] if ctx.kind.shapes[i] is not None else None
-            chosen.append(a if not a or node is None or _wanted(node) else NO)
-        return tuple(chosen)
-
 
 def _picker(places: Sequence[int]) -> Callable[[tuple], tuple]:
     """What picks the values at these places."""
     if len(places) < 2:
         return lambda values: tuple(values[i] for i in places)
     return operator.itemgetter(*places)
+
+
+def _giver(places: Sequence[Place | None]) -> Picker:
+    """What makes a node's gradients of results: one, for a gradient, at each of these places, None at others and before them all."""
+    if any(p is not None and p[1] is not None for p in places):
+
+        def give(results: list) -> tuple:
+            return None, *[p and (results[p[0]] if p[1] is None else results[p[0]].reshape(p[1])) for p in places]
+
+        return give
+    pick = operator.itemgetter(-1, *[-1 if p is None else p[0] for p in places])
+    return lambda results: pick([*results, None])
 
 
 def _cotangent(cotangents: Sequence[torch.Tensor | None], place: int, argument: spec.Argument, known: Extents) -> torch.Tensor:
@@ -241,30 +270,28 @@ def _cotangent(cotangents: Sequence[torch.Tensor | None], place: int, argument: 
     return g if g.dtype is dtype else g.to(dtype)
 
 
-def _wanted(node: Any) -> bool:
-    try:
-        return _executes(node)  # type: ignore[misc]
-    except RuntimeError:  # a leaf whose gradient torch.autograd.grad returns
-        return True
-
-
 class _Gradient(torch.autograd.Function):
     """The node in autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, training: Training, *tensors: Any) -> tuple[torch.Tensor, ...]:
-        return training.forward(ctx, tensors)
+    def forward(ctx: Any, by: Training | Kind, *tensors: Any) -> tuple[torch.Tensor, ...]:
+        return by.forward(ctx, tensors)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        kind = ctx.kind
         if not torch.is_grad_enabled():
-            return None, *ctx.training.backward(ctx, cotangents, last=True)
+            return kind.backward(ctx, cotangents, last=True)
         with torch.no_grad():
-            gradients = ctx.training.backward(ctx, cotangents)
-        return None, *_once(ctx.training.fn.program.name, gradients, [*ctx.saved_tensors, *cotangents])
+            gradients = kind.backward(ctx, cotangents, last=False)
+        return tuple(_once(kind.training.fn.program.name, gradients, [*ctx.saved_tensors, *cotangents]))
 
 
-def _once(name: str, gradients: list[torch.Tensor | None], sources: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+# What `apply` calls once it has looked for torch.func transforms, of which `arguments.kind` knows that there are none.
+_apply: Any = getattr(super(torch.autograd.Function, _Gradient), "apply", _Gradient.apply)
+
+
+def _once(name: str, gradients: tuple[torch.Tensor | None, ...], sources: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
     """The gradients as results that depend on `sources` and refuse to be differentiated."""
     there = [g for g in gradients if g is not None]
     if not there:

@@ -127,7 +127,9 @@ class Function:
         self.last_backward: str | None = None
         self.operator: Any = None
         self.tuned: list[Mapping[str, int]] = []  # the extents at which this process has tuned it
-        self._plans: plans.Kept = plans.Kept()
+        self._count = len(program.inputs)
+        self._plans: plans.Kept[plans.Plan] = plans.Kept()
+        self._known: plans.Kept[Callable[[Sequence[Any]], Any]] = plans.Kept()  # how to make a call, by `arguments.kind`
         self._whole: spec.Program | None = None  # of a function that computes chosen outputs: the program with all
         self._derivative: derivative.Derivative | None = None
         self._training: autograd.Training | None = None
@@ -154,18 +156,11 @@ class Function:
             return self._traced(tensors, outputs, accumulate_into, named)
         if outputs is not None:
             return self._forward(outputs, "__call__", tensors, named, accumulate_into=accumulate_into)
-        if named or len(tensors) != len(self.program.inputs):
+        if named or len(tensors) != self._count:
             tensors = tuple(arguments.order(self.program, tensors, named))
-        if arguments.is_special():
-            return self._pack(self._in_a_mode(tensors, accumulate_into))
-        if accumulate_into is not None or arguments.wants_gradients(tensors):
-            return self._pack(self._with_gradients(tensors, accumulate_into))
-        key = arguments.key(tensors)
-        plan = self._plans.get(key) if key is not None else None
-        if plan is None:
-            return self._pack(self._slowly(key, tensors)[0])
-        self.last_path = "kernels"
-        return self._pack(plan.run(tensors))
+        kind = arguments.kind(tensors) if accumulate_into is None else None
+        known = self._known.get(kind)
+        return self._pack(self._met_first(kind, tensors, accumulate_into)) if known is None else known(tensors)
 
     def reference(
         self, *tensors: Any, outputs: str | Iterable[str] | None = None, exact: bool = False, library: Any = None, **named: Any
@@ -228,10 +223,7 @@ class Function:
         """All outputs, unpacked and without a backward, and the extent of every axis. The arguments are in signature order."""
         key = arguments.key(tensors)
         plan = self._plans.get(key) if key is not None else None
-        if plan is None:
-            return self._slowly(key, tensors)
-        self.last_path = "kernels"
-        return plan.run(tensors), plan.extents
+        return self._slowly(key, tensors) if plan is None else (self._by(plan, tensors), plan.extents)
 
     def kept_plan(self, key: tuple) -> plans.Plan | None:
         """The plan of calls of a kind, where one was made."""
@@ -263,6 +255,36 @@ class Function:
         if named or len(tensors) != len(self.program.inputs):
             tensors = tuple(arguments.order(self.program, tensors, named))
         return fn._pack(torch_ops.traced(fn, tensors, accumulate_into))
+
+    def _met_first(self, kind: tuple | None, tensors: Sequence[Any], accumulate_into: Mapping[str, Any] | None) -> Sequence[Any]:
+        """A call of a kind not met before, or of none; how to make others of the kind is kept, where there is nothing left to decide."""
+        if arguments.is_special():
+            return self._in_a_mode(tensors, accumulate_into)
+        key = arguments.key(tensors)
+        known: Callable[[Sequence[Any]], Any] | None = None
+        if accumulate_into is not None or arguments.wants_gradients(tensors):
+            results = self._with_gradients(tensors, accumulate_into)
+            known = self._training.kinds.get(key) if self._training is not None else None
+        else:
+            plan = self._plans.get(key) if key is not None else None
+            results = self._slowly(key, tensors)[0] if plan is None else self._by(plan, tensors)
+            known = self._planned(self._plans.get(key))
+        if kind is not None and known is not None:
+            self._known.keep(kind, known)
+        return results
+
+    def _planned(self, plan: plans.Plan | None) -> Callable[[Sequence[Any]], Any] | None:
+        return None if plan is None else lambda tensors: self._pack(self._by(plan, tensors))
+
+    def _by(self, plan: plans.Plan, tensors: Sequence[Any]) -> list[Any]:
+        self.last_path = "kernels"
+        return plan.consume([*tensors])
+
+    def forget(self) -> None:
+        """Decide every call anew, with whatever `objects` gives now."""
+        self._plans.clear()
+        self._known.clear()
+        self._training = None
 
     def _in_a_mode(self, tensors: Sequence[Any], accumulate_into: Any) -> Sequence[Any]:
         """A call that a dispatch mode or a forward-mode derivative watches."""
@@ -311,8 +333,7 @@ class Function:
             self.last_path = "reference"
             return results, binding.extents
         plan = self._decide(arguments.key(tensors), tensors, device)
-        self.last_path = "kernels"
-        return plan.run(tensors), plan.extents
+        return self._by(plan, tensors), plan.extents
 
     def _decide(self, key: tuple | None, tensors: Sequence[Any], device: Any) -> plans.Plan:
         arguments.check_gpu(self.program, device, self.objects.arch)
