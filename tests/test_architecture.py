@@ -40,7 +40,7 @@ NOT_RUNTIME = ("backend_cute.lower", "backend_cute.together", "backend_cute.emit
 INLINED_TOO = ("diagnostics.model", "source")
 
 TORCH = ("torch_fns", "eager", "arguments", "host", "host_work", "twin", "selfcheck", "autograd")
-TORCH += ("torch_ops", "plans", "accumulate", "timing", "tune")
+TORCH += ("torch_ops", "plans", "accumulate", "timing", "tune", "nodes")
 
 # Which modules may import which third-party package. An entry that ends with a dot is a folder.
 EDGES: dict[str, tuple[str, ...]] = {

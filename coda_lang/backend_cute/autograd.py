@@ -13,9 +13,7 @@ Non-goals: what to run (`derivative`), planning a launch (`host`), second deriva
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -23,12 +21,8 @@ import torch
 from . import accumulate, arguments, errors, host, plans, spec, torch_fns, twin
 from .binding import Binding
 from .derivative import NO, YES, Derivative, Saving, Step, extents
+from .nodes import Extents, Gradient, Kind, Place, giver, picker
 from .prune import prune
-
-Extents = Mapping[str, int]
-Picker = Callable[[Any], tuple]
-Place = tuple[int, Any]
-_executes = getattr(torch._C, "_will_engine_execute_node", None)
 
 
 class Way(Protocol):
@@ -45,77 +39,6 @@ class Way(Protocol):
 
     def plan_backward(self, step: Step, key: Sequence[Any], known: Extents) -> plans.Plan | None:
         """The same of `backward`; `key` holds the kind of each of its arguments."""
-
-
-@dataclass(eq=False)
-class Kind:
-    """Differentiable calls of one kind, as `arguments.key` tells kinds apart: what was decided at the first serves the others.
-
-    `plan` is the forward's where kernels run it and nothing that is kept is a number; `keep` picks what is saved from arguments and
-    results. `edges`: for each input whose gradient may be asked for, which of the node's edges is its. `steps` are backwards, by what is
-    asked for and by the kinds of what was saved and of the cotangents: a plan, what picks its arguments from saved tensors and
-    cotangents, what picks the gradients, one an input of the node, from its results.
-    """
-
-    training: Training
-    saving: Saving
-    extents: Extents
-    shapes: Sequence[Any]
-    edges: tuple[tuple[int, int], ...] = ()
-    plan: plans.Plan | None = None
-    keep: Picker = tuple
-    steps: dict[tuple, tuple[plans.Plan, Picker, Picker]] = field(default_factory=dict)
-
-    def __call__(self, tensors: Sequence[Any]) -> Any:
-        """What the caller gets of a call of this kind, which is one of plain tensors in no transform."""
-        return self.training.fn._pack(_apply(self, *tensors))
-
-    def forward(self, ctx: Any, tensors: tuple) -> tuple[torch.Tensor, ...]:
-        """Run the forward and keep what the backward of the inputs that need a gradient reads."""
-        assert self.plan is not None
-        results = self.plan.consume([*tensors])
-        self.training.fn.last_path = "kernels"
-        ctx.kind, ctx.numbers = self, ()
-        ctx.save_for_backward(*self.keep((*tensors, *results)))
-        return self.training.outputs(ctx, results)
-
-    def backward(self, ctx: Any, cotangents: tuple, last: bool) -> tuple[torch.Tensor | None, ...]:
-        """One gradient an input of the node, None where none is asked for, where it is zero, or where it went into a buffer.
-
-        With `last`, nobody here reads the saved tensors afterwards: unless the graph is retained, each is dropped once its last kernel is
-        launched.
-        """
-        asked, saved = self.asked(ctx), ctx.saved_tensors
-        key = asked, arguments.key(saved), arguments.key(cotangents)
-        found = self.steps.get(key)
-        if found is None:
-            return self.training.backward(ctx, cotangents, key, saved)
-        plan, pick, give = found
-        given = [*pick((*saved, *cotangents))]
-        del saved
-        if last:
-            ctx.maybe_clear_saved_tensors()
-        results = plan.consume(given)
-        self.training.fn.last_backward = "kernels"
-        return give(results)
-
-    def asked(self, ctx: Any) -> tuple[int, ...]:
-        """Which gradients this pass of the engine wants: of the inputs that need one, perhaps not all (`torch.autograd.grad`)."""
-        asked = self.saving.asked
-        if self.training.buffers:
-            codes = {i: accumulate.code(b) for i, b in self.training.buffers.items()}
-            asked = tuple([codes.get(i, a) if a else a for i, a in enumerate(asked)])
-        if _executes is None or len(self.edges) < 2:
-            return asked
-        edges, chosen = ctx.next_functions, [*asked]
-        for i, edge in self.edges:
-            node = edges[edge][0]
-            try:
-                if node is not None and not _executes(node):
-                    chosen[i] = NO
-            except RuntimeError:  # a leaf whose gradient torch.autograd.grad returns
-                pass
-        return tuple(chosen)
 
 
 class Training:
@@ -136,7 +59,7 @@ class Training:
                 help="use torch.autograd.grad, or transform the plain torch program, "
                 f"{self.fn.program.name}.reference(...), which follows torch's rules of differentiation",
             )
-        return _Gradient.apply(self, *tensors)
+        return Gradient.apply(self, *tensors)
 
     def forward(self, ctx: Any, tensors: tuple) -> tuple[torch.Tensor, ...]:
         """`Kind.forward`, for calls of a kind not met before, or of no kind."""
@@ -153,7 +76,7 @@ class Training:
         kind = Kind(self, saving, extent, [t.shape if isinstance(t, torch.Tensor) else None for t in tensors], edges)
         plan = self.way.plan(saving, key)
         if plan is not None and not any(isinstance(v, (float, int)) for v in kept):
-            kind.plan, kind.keep = plan, _picker(saving.places)
+            kind.plan, kind.keep = plan, picker(saving.places)
             self.kinds.keep(key, kind)
         ctx.kind = kind
         ctx.numbers = [v if isinstance(v, (float, int)) else None for v in kept]
@@ -198,7 +121,7 @@ class Training:
             for place, shape in zip(step.gives, kind.shapes, strict=True):
                 there = isinstance(place, int)  # dims that arrived merged or split come back so
                 places.append((place, None if declared[place] == tuple(shape) else shape) if there else None)  # type: ignore[arg-type, index]
-            kind.steps[key] = plan, _picker(reads), _giver(places)
+            kind.steps[key] = plan, picker(reads), giver(places)
 
     def _backward(
         self, ctx: Any, cotangents: Sequence[torch.Tensor | None], asked: tuple[int, ...], saved: Sequence[Any]
@@ -241,25 +164,6 @@ class Training:
         return next(a.axes for a in step.program.inputs if a.name == name)
 
 
-def _picker(places: Sequence[int]) -> Callable[[tuple], tuple]:
-    """What picks the values at these places."""
-    if len(places) < 2:
-        return lambda values: tuple(values[i] for i in places)
-    return operator.itemgetter(*places)
-
-
-def _giver(places: Sequence[Place | None]) -> Picker:
-    """What makes a node's gradients of results: one, for a gradient, at each of these places, None at others and before them all."""
-    if any(p is not None and p[1] is not None for p in places):
-
-        def give(results: list) -> tuple:
-            return None, *[p and (results[p[0]] if p[1] is None else results[p[0]].reshape(p[1])) for p in places]
-
-        return give
-    pick = operator.itemgetter(-1, *[-1 if p is None else p[0] for p in places])
-    return lambda results: pick([*results, None])
-
-
 def _cotangent(cotangents: Sequence[torch.Tensor | None], place: int, argument: spec.Argument, known: Extents) -> torch.Tensor:
     """The cotangent at a place in its declared type; zeros where there is none."""
     g = cotangents[place] if place >= 0 else None
@@ -268,53 +172,6 @@ def _cotangent(cotangents: Sequence[torch.Tensor | None], place: int, argument: 
         device = next(t for t in cotangents if t is not None).device
         return torch.zeros([known[a] for a in argument.axes], dtype=dtype, device=device)
     return g if g.dtype is dtype else g.to(dtype)
-
-
-class _Gradient(torch.autograd.Function):
-    """The node in autograd's graph."""
-
-    @staticmethod
-    def forward(ctx: Any, by: Training | Kind, *tensors: Any) -> tuple[torch.Tensor, ...]:
-        return by.forward(ctx, tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        kind = ctx.kind
-        if not torch.is_grad_enabled():
-            return kind.backward(ctx, cotangents, last=True)
-        with torch.no_grad():
-            gradients = kind.backward(ctx, cotangents, last=False)
-        return tuple(_once(kind.training.fn.program.name, gradients, [*ctx.saved_tensors, *cotangents]))
-
-
-# What `apply` calls once it has looked for torch.func transforms, of which `arguments.kind` knows that there are none.
-_apply: Any = getattr(super(torch.autograd.Function, _Gradient), "apply", _Gradient.apply)
-
-
-def _once(name: str, gradients: tuple[torch.Tensor | None, ...], sources: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-    """The gradients as results that depend on `sources` and refuse to be differentiated."""
-    there = [g for g in gradients if g is not None]
-    if not there:
-        return gradients
-    marked = iter(_Once.apply(name, len(there), *there, *[s for s in sources if s is not None]))
-    return [None if g is None else next(marked) for g in gradients]
-
-
-class _Once(torch.autograd.Function):
-    """The node that stands for a second derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.name = name
-        return tuple(t.detach() for t in tensors[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> Any:
-        raise errors.refuse(
-            errors.TWICE,
-            f"{ctx.name}: the gradient of a gradient was asked for, and {ctx.name}_backward has no derivative",
-            help=f"differentiate once, without create_graph=True; or use {ctx.name}.reference(...), which torch can differentiate twice",
-        )
 
 
 class Eager:

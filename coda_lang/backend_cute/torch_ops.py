@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from . import arguments, autograd, binding, derivative, errors, prune, slices, spec
+from . import arguments, autograd, binding, derivative, errors, nodes, prune, slices, spec
 from .derivative import Derivative, Saving, Step, extents
 from .torch_fns import DTYPES
 
@@ -171,7 +171,7 @@ def _digest(fn: Any) -> str:
 
     What the operators take and give is this version's business, and torch keeps compiled graphs on disk, so the version counts too.
     """
-    parts = [inspect.getsource(module) for module in (autograd, derivative, prune, slices, binding, sys.modules[__name__])]
+    parts = [inspect.getsource(module) for module in (autograd, nodes, derivative, prune, slices, binding, sys.modules[__name__])]
     parts += [repr(p) for p in (fn.program, fn.saving, fn.backward, fn.residuals, fn.cotangents, fn.gradients)]
     for name, function in sorted(fn.functions.items()):
         parts += [name, inspect.getsource(function)]
