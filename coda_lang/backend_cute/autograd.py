@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from . import accumulate, arguments, errors, host, plans, spec, torch_fns, twin
+from . import accumulate, arguments, errors, host, plans, schedules, spec, torch_fns, twin
 from .binding import Binding
 from .derivative import NO, YES, Derivative, Saving, Step, extents
 from .nodes import Extents, Gradient, Kind, Place, giver, picker
@@ -212,7 +212,8 @@ class Eager:
             assert saving.program is not None
             self.residual[id(saving)] = prune(saving.program, saving.functions, saving.extra)
         program, functions = self.residual[id(saving)]
-        return run_twin(program, functions, arguments.declared(program, tensors, Binding(dict(known)), arguments.device_of(tensors)), known)
+        values = arguments.declared(program, tensors, Binding(dict(known)), arguments.device_of(tensors))
+        return run_twin(program, functions, values, known, objects=self.fn.objects)
 
     def backward(self, step: Step, given: Sequence[Any], known: Extents) -> list[torch.Tensor]:
         """The gradients with one dim per axis."""
@@ -225,7 +226,7 @@ class Eager:
             if not arguments.runs_kernels(device):
                 self.fn.last_backward = "planned"
                 values = arguments.declared(step.program, given, binding, device)
-                return run_twin(step.program, step.functions, values, binding.extents)
+                return run_twin(step.program, step.functions, values, binding.extents, objects=runner.objects)
             plan = runner.plan(key, given, binding, device)
         self.fn.last_backward = "kernels"
         return plan.run(given)
@@ -263,10 +264,18 @@ class Runner:
 
 
 def run_twin(
-    program: spec.Program, functions: Mapping[str, Any], values: Sequence[torch.Tensor], known: Extents, *, exact: bool = False
+    program: spec.Program,
+    functions: Mapping[str, Any],
+    values: Sequence[torch.Tensor],
+    known: Extents,
+    *,
+    exact: bool = False,
+    objects: Any = None,
 ) -> list[torch.Tensor]:
-    """The results of a program's twin, contiguous; `values` have one dim per axis."""
+    """The results of a program's twin, contiguous; `values` have one dim per axis. `objects` may split launches (`schedules`)."""
     library = torch_fns.Exact() if exact else torch_fns.Written()
+    made = schedules.scheduled(program, functions, known, arguments.device_of(values), objects)
+    program, functions = made.program, {**functions, **made.functions}
     inputs = {a.name: v for a, v in zip(program.inputs, values, strict=True)}
     with torch.no_grad(), arguments.as_written():
         return [t.contiguous() for t in twin.run(program, functions, inputs, f=library, extents=known).values()]
@@ -285,7 +294,10 @@ def gradients_planned(
     device = arguments.device_of(tensors)
     given = dict(zip(derivative.inputs, arguments.declared(fn.program, tensors, binding, device)))
     names = [o.name for o in derivative.forward.outputs]
-    given |= dict(zip(names, run_twin(derivative.forward, derivative.functions, list(given.values()), binding.extents, exact=exact)))
+    def run(program: spec.Program, functions: Mapping[str, Any], values: list[torch.Tensor], known: Extents) -> list[torch.Tensor]:
+        return run_twin(program, functions, values, known, exact=exact, objects=fn.objects)
+
+    given |= dict(zip(names, run(derivative.forward, derivative.functions, list(given.values()), binding.extents)))
     extent = extents(step.program, binding.extents)
 
     def read(source: str | int, argument: spec.Argument) -> torch.Tensor:
@@ -296,7 +308,7 @@ def gradients_planned(
         return torch.zeros(shape, device=device) if found is None else found.reshape(shape)
 
     values = [read(source, a) for source, a in zip(step.reads, step.program.inputs, strict=True)]
-    results = run_twin(step.program, step.functions, values, extent, exact=exact)
+    results = run(step.program, step.functions, values, extent)
     found: dict[str, torch.Tensor] = {}
     for argument, place in zip(fn.program.inputs, step.gives, strict=True):
         if place is not None:

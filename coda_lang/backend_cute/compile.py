@@ -149,8 +149,8 @@ def dims(
     if not tensor.modes:
         return (1,), (1,), 1
     shape: list[int | None] = []
-    for mode in tensor.modes:
-        sizes = [fixed.get(axis) for axis in mode]
+    for i, mode in enumerate(tensor.modes):
+        sizes = [None] if tensor.part and tensor.part.mode == i else [fixed.get(axis) for axis in mode]
         extent = 1
         for size in sizes:
             extent *= size or 1

@@ -35,6 +35,7 @@ from .spec import (
     built,
     gemms,
     launches,
+    mode_shape,
     planes,
     product,
 )
@@ -56,7 +57,7 @@ LATE_LOSS = 0.3  # of the time of the products, at the very most, where fewer st
 START_CYCLES = 8000  # until the first operands are there, and after the last products
 
 Problem = tuple[int, int, int]  # rows, columns a segment, depth
-Wholes = Mapping[tuple[Product, ...], Launch]  # what kernels are variants of, by their products
+Wholes = Mapping[tuple[Product, ...] | str, Launch]  # what kernels are variants of, by their products, of map kernels by their name
 
 BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i32": 4, "i64": 8, "bool": 1}
 
@@ -248,8 +249,9 @@ def wholes(program: Program | None) -> dict[tuple[Product, ...], Launch]:
 
 
 def whole_of(launch: Launch, known: Wholes) -> Launch | None:
-    """What a launch is a variant of. A variant has all or some of its Gemms, so the first one tells."""
-    return known.get(gemms(launch)[0].products)
+    """What a launch is a variant of. A variant has all or some of its Gemms, so the first one tells; parts of products are none."""
+    first = gemms(launch)[0]
+    return None if any(t.part for t in first.tensors) else known.get(first.products or launch.name)
 
 
 def variants(functions: Iterable[Any]) -> dict[str, Launch | None]:
@@ -274,8 +276,8 @@ def candidates(launch: Launch, whole: Launch | None = None) -> tuple[Config, ...
 
 def problem(gemm: Gemm, extents: Mapping[str, int]) -> Problem:
     """Rows, columns a segment and depth of a Gemm, each at least 1."""
-    modes = {t.name: t.modes for t in gemm.tensors}
-    depth = sum(product(tuple(a for i in p.a.cols for a in modes[p.a.tensor][i]), extents) for p in gemm.products)
+    shapes = {t.name: mode_shape(t, extents) for t in gemm.tensors if any(t.name == p.a.tensor for p in gemm.products)}
+    depth = sum(math.prod(shapes[p.a.tensor][i] for i in p.a.cols) for p in gemm.products)
     return max(product(gemm.rows, extents), 1), max(product(gemm.cols, extents), 1), max(depth, 1)
 
 

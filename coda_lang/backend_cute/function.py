@@ -11,12 +11,29 @@ Non-goals: planning (`host`), judging shapes (`binding`), compiling (`compile`),
 
 from __future__ import annotations
 
+import copy
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import accumulate, arguments, autograd, configs, derivative, errors, host, plans, spec, torch_fns, torch_ops, tune, tuned, twin
+from . import (
+    accumulate,
+    arguments,
+    autograd,
+    configs,
+    derivative,
+    errors,
+    host,
+    plans,
+    schedules,
+    spec,
+    torch_fns,
+    torch_ops,
+    tune,
+    tuned,
+    twin,
+)
 from .binding import Binding, bind, check_conditions
 from .prune import prune
 from .selfcheck import main
@@ -53,7 +70,8 @@ class Compiled:
     whole = False
 
     def __init__(self, program: spec.Program, functions: Mapping[str, Callable[..., tuple]], saving: spec.Program | None = None) -> None:
-        self.fixed, self.functions, self.wholes = fixed(program), functions, configs.wholes(saving)
+        self.fixed, self.functions = fixed(program), functions
+        self.wholes: configs.Wholes = configs.wholes(saving)
         self.loaded: dict[tuple[spec.Kernel, spec.Config | None], Callable[..., None]] = {}
 
     def config(self, launch: spec.Launch, extents: Mapping[str, int], device: Any) -> spec.Config:
@@ -76,6 +94,23 @@ class Compiled:
             for w, path in zip(missing, compile.objects_for(jobs)):
                 self.loaded[w] = compile.load(path)
         return [self.loaded[w] for w in wanted]
+
+    def parts(self, launch: spec.Launch, extents: Mapping[str, int], device: Any) -> int:
+        """The schedule for the extents: the one that was measured to be best, or by the model, where the user wants that; else as planned.
+
+        What a launch is a variant of decides, so that outputs have the same bits with and without gradients.
+        """
+        whole, name = configs.whole_of(launch, self.wholes) or launch, host.device_name(device)
+        measured = tuned.schedule(whole, configs.problems(whole, extents), name) if name else None
+        if measured is not None or not schedules.wanted():
+            return measured or schedules.PLANNED
+        return schedules.best(schedules.estimates(whole, extents, host.multiprocessors(device))).parts
+
+    def extended(self, made: schedules.Applied) -> Compiled:
+        """The same for a program whose launches are split."""
+        more = copy.copy(self)
+        more.functions, more.wholes = {**self.functions, **made.functions}, {**self.wholes, **made.wholes}
+        return more
 
     def select(self, program: spec.Program, functions: Mapping[str, Callable[..., tuple]]) -> Compiled:
         """The same for a pruned program."""
@@ -179,8 +214,10 @@ class Function:
         values, binding = self._declared(tensors, named)
         inputs = {a.name: v for a, v in zip(self.program.inputs, values, strict=True)}
         library = torch_fns.Exact() if exact else torch_fns.Written()
+        made = schedules.scheduled(self.program, self.functions, binding.extents, arguments.device_of(values), self.objects)
         with arguments.as_written():
-            return self._pack(self._returned(list(twin.run(self.program, self.functions, inputs, f=library).values()), binding))
+            results = twin.run(made.program, {**self.functions, **made.functions}, inputs, f=library)
+        return self._pack(self._returned(list(results.values()), binding))
 
     def explain(self, *tensors: Any, outputs: str | Iterable[str] | None = None, **named: Any) -> Explanation:
         """What a call with these tensors does: path, kernels and tiles, each copy and why; for CPU tensors, what the kernels would do.
@@ -411,7 +448,13 @@ class _Described:
     whole = False
 
     def __init__(self, objects: Any) -> None:
-        self.config = objects.config
+        self.config, self.functions, self.wholes = objects.config, objects.functions, getattr(objects, "wholes", {})
+        if hasattr(objects, "parts"):
+            self.parts = objects.parts
+
+    def extended(self, made: schedules.Applied) -> _Described:
+        """Itself: nothing is compiled."""
+        return self
 
     def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]]) -> list[Callable[..., None]]:
         """Something to stand in the plan, which is not run."""

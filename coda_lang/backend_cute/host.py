@@ -13,11 +13,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
-from . import configs, layout, loops, spec
+from . import configs, layout, loops, schedules, spec
 from .binding import Binding
 from .host_loops import Looping, Pool
 from .host_work import Working
@@ -27,9 +28,15 @@ from .torch_fns import DTYPES
 
 
 class Objects(Protocol):
-    """Where executables come from: compiled on demand, or built ahead of time; then kernels are there `whole` and none can be cut down."""
+    """Where executables come from: compiled on demand, or built ahead of time; then kernels are there `whole` and none can be cut down.
+
+    Optional: `parts(launch, extents, device)`, the schedule of a launch (`schedules`); then also `wholes`, and `extended(made)`, the same
+    with the functions and wholes of a program whose launches are split.
+    """
 
     whole: bool
+    functions: Any
+    extended: Any
 
     def config(self, launch: spec.Launch, extents: Mapping[str, int], device: torch.device) -> spec.Config:
         """The tile configuration to use at these extents."""
@@ -84,7 +91,12 @@ def multiprocessors(device: torch.device) -> int:
 
 def plan(program: spec.Program, binding: Binding, arguments: Sequence[Any], device: torch.device, objects: Objects) -> Plan:
     """Decide a call. `arguments` are checked: tensors on `device` that `binding` describes, or floats for scalars."""
-    return _Planner(program, binding, arguments, device, objects).plan
+    made = schedules.scheduled(program, objects.functions, binding.extents, device, objects)
+    if not made.splits:
+        return _Planner(program, binding, arguments, device, objects).plan
+    plan = _Planner(made.program, binding, arguments, device, objects.extended(made)).plan
+    plan.notes += [s.note for s in made.splits]
+    return plan
 
 
 class _Planner(Looping, Working):
@@ -208,12 +220,14 @@ class _Planner(Looping, Working):
         if record.name in self.work:
             shape = mode_shape(record, self.extents) or (1,)
             return self._view(self.work[record.name], shape, layout.contiguous(shape))
-        source = self.home[record.name]
+        source, whole = self.home[record.name], replace(record, part=None)
         packed = record.name in layout.packed_tensors(kernel)
         key = (record.name, record.modes, packed, record.loose)
         if key not in self.operands:
-            self.operands[key] = self._usable(source, record, packed)
-        return self.operands[key]
+            self.operands[key] = self._usable(source, whole, packed)
+        if record.part is None:
+            return self.operands[key]
+        return self._part(self.operands[key], record.part.mode, *record.part.span(mode_shape(whole, self.extents)[record.part.mode]))
 
     def _judged(self, source: int, record: spec.Tensor, packed: bool) -> layout.Verdict:
         """Can a kernel use a tensor as it is?"""

@@ -133,7 +133,7 @@ class Looping:
         return slot
 
     def _part(self, whole: int, dim: int, start: int, length: int) -> int:
-        """A slot for a chunk's part of a tensor."""
+        """A slot for a part of a tensor."""
         meta = self.meta[whole]
         offset = start * meta.stride(dim) * meta.element_size()
         shape = tuple(length if i == dim else n for i, n in enumerate(meta.shape))

@@ -76,7 +76,7 @@ def cut(
     zeros = tuple(ast.parse(f"{a} = {text.library}.f32(0.0)").body[0] for a in text.arguments if a in zero)
     text = replace(text, arguments=tuple(a for a in text.arguments if a not in zero), lines=zeros + text.lines)  # type: ignore[arg-type]
     results = [_unrounded(text, text.results[i]) if i in exact else text.results[i] for i in keep]
-    return _written(text, [a for a in text.arguments if a not in drop], results, name, function)
+    return written(text, [a for a in text.arguments if a not in drop], results, name, function)
 
 
 def plus(function: Scalar, places: Mapping[int, str], *, at: int, rounding: str, name: str) -> Scalar | None:
@@ -89,10 +89,10 @@ def plus(function: Scalar, places: Mapping[int, str], *, at: int, rounding: str,
     for i, argument in places.items():
         total: ast.expr = ast.BinOp(_unrounded(text, results[i]), ast.Add(), ast.Name(argument))
         results[i] = ast.parse(f"{text.library}.{rounding}({ast.unparse(total)})", mode="eval").body if rounding else total
-    return _written(text, [*text.arguments[:at], *places.values(), *text.arguments[at:]], results, name, function)
+    return written(text, [*text.arguments[:at], *places.values(), *text.arguments[at:]], results, name, function)
 
 
-def _written(text: Straight, arguments: Sequence[str], results: Sequence[ast.expr], name: str, function: Scalar) -> Scalar:
+def written(text: Straight, arguments: Sequence[str], results: Sequence[ast.expr], name: str, function: Scalar) -> Scalar:
     """The function of these arguments and results."""
     lines = [copy.deepcopy(line) for line in _live(text, results)[0]]
     body = [ast.unparse(line) for line in lines] + [f"return ({''.join(ast.unparse(r) + ', ' for r in results).rstrip()})"]

@@ -49,6 +49,28 @@ def product(sizes: tuple[Size, ...], extents: Mapping[str, int]) -> int:
     return prod(s if isinstance(s, int) else extents[s] for s in sizes)
 
 
+def mode_shape(tensor: Tensor, extents: Mapping[str, int]) -> tuple[int, ...]:
+    """The extents of a tensor's modes, of the part that a kernel sees."""
+    part = tensor.part
+    return tuple(part.span(n)[1] if part and part.mode == i else n for i, n in enumerate(product(m, extents) for m in tensor.modes))
+
+
+@dataclass(frozen=True)
+class Part:
+    """The `index`-th of `of` runs of a tensor's mode, as long as each other but the last, in whole units; the last ones may be empty."""
+
+    mode: int
+    index: int
+    of: int
+    unit: int
+
+    def span(self, extent: int) -> tuple[int, int]:
+        """First position and length in a mode of this extent."""
+        length = -(-extent // (self.of * self.unit)) * self.unit
+        start = min(self.index * length, extent)
+        return start, min(length, extent - start)
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A tensor as the device sees it: one *mode* per group of axes that the host merges into one.
@@ -62,6 +84,7 @@ class Tensor:
     16 bytes. The compiler chose an axis order for which no kernel needs a copy.
     `loose`: the kernel touches it element by element (`Load`, `Point`, what a finisher writes), never as a tile, nor, in a row kernel, in
     runs along columns. Then its address is a multiple of its element alone, and only the last stride is fixed: 1.
+    `part`: the kernel reads this part of the tensor and no more.
     """
 
     name: str
@@ -69,6 +92,7 @@ class Tensor:
     modes: tuple[tuple[str, ...], ...]
     role: str = "in"
     loose: bool = False
+    part: Part | None = None
 
 
 def mode_shape(tensor: Tensor, extents: Mapping[str, int]) -> tuple[int, ...]:

@@ -48,6 +48,17 @@ def find(launch: spec.Launch, problems: Sequence[Problem], device: str) -> spec.
         return None
 
 
+def schedule(launch: spec.Launch, problems: Sequence[Problem], device: str) -> int | None:
+    """The parts that a launch was measured to be fastest in (0: as planned), None where nobody measured it."""
+    if not (cache.directory() / "tuned").is_dir():
+        return None
+    try:
+        found = json.loads(path(launch, problems, device).read_text(encoding="utf-8"))["parts"]
+        return found if isinstance(found, int) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def keep(launch: spec.Launch, problems: Sequence[Problem], device: str, config: spec.Config, facts: Mapping[str, Any]) -> None:
     """Write an entry, whole or not at all; `facts` are for people."""
     target = path(launch, problems, device)

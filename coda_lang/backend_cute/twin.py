@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -187,10 +188,11 @@ class _Run:
         return t.to(self.dtype) if t.is_floating_point() else t
 
     def view(self, name: str) -> torch.Tensor:
-        """A tensor with one dim per mode; a view of it where that can be."""
-        record = self.records[name]
+        """A tensor with one dim per mode, or its part; a view of it where that can be."""
+        record, part = self.records[name], self.records[name].part
         tensor, order = self.tensors[name], self.order(record)
-        return (tensor.permute(order) if order else tensor).reshape(mode_shape(record, self.extents))
+        whole = (tensor.permute(order) if order else tensor).reshape(mode_shape(replace(record, part=None), self.extents))
+        return whole.narrow(part.mode, *part.span(whole.shape[part.mode])) if part else whole
 
     def order(self, record: spec.Tensor) -> tuple[int, ...]:
         """Where the axes of the modes stand among the dims that the program declares; () where they are the same."""
