@@ -231,14 +231,16 @@ def build(
     *,
     arch: str = "sm_90a",
     configs: Iterable[str] = (),
+    parts: Iterable[int] = (),
 ) -> Manifest:
     """Compile the kernels to shared libraries in `directory`, with a manifest and the emitted module, for `load`. Needs no GPU.
 
-    `configs` are keys of tile configurations, or "all"; without any, a few that serve small and large shapes.
+    `configs` are keys of tile configurations, or "all"; without any, a few that serve small and large shapes. `parts`: build launches
+    with K in so many parts as well (1: unfused); a loaded function then takes what the model expects to be fastest.
     Raises CodaError for errors of the source, a missing package, an unknown configuration, a folder that cannot be written.
     """
-    from .backend_cute import compile
-    from .backend_cute.configs import candidates, portfolio, variants
+    from .backend_cute import compile, schedules
+    from .backend_cute.configs import candidates, portfolio, variants, wholes
     from .backend_cute.spec import Finish, built
 
     text = emit(text_or_path, options)
@@ -259,7 +261,15 @@ def build(
                 for name, launch in named.items()
             }
             functions = {n: f for fn in found for n, f in fn.functions.items()}
-            return compile.build(programs, functions, Path(name), configs=chosen, module=path, arch=arch)
+            built_parts: dict[str, list[int]] = {}
+            for fn, program in [(fn, program) for fn in found for program in fn.programs]:
+                for made in schedules.ahead(program, functions, sorted(set(parts)), wholes(fn.saving)):
+                    programs.append(made.program)
+                    functions |= made.functions
+                    for each in made.splits:
+                        built_parts.setdefault(each.of.name, []).append(each.count)
+                        chosen |= schedules.portfolio(each, made.wholes)
+            return compile.build(programs, functions, Path(name), configs=chosen, module=path, arch=arch, parts=built_parts)
     except FileExistsError:
         raise _unwritable(name, "it is a file, and a folder is wanted") from None
     except OSError as e:

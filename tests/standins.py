@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -55,13 +56,13 @@ class StandIns:
                     assert t.dim() == len(record.modes)
                     verdict = layout.judge(record, record.name in packed, tuple(t.shape), t.stride())
                     assert verdict.strides == t.stride(), (record.name, verdict)
-                    if 0 in twin.mode_shape(record, extents) and record.role != "work":  # an empty contraction arrives as zeros
+                    if 0 in twin.mode_shape(record, extents) and record.role != "work" and record.part is None:  # an empty contraction arrives as zeros
                         assert not t.any()
                         empty[record.name] = t.new_empty(twin.mode_shape(record, extents))
                 else:
                     assert t.shape == (1,)
                 fits(t, *compile.dims(kernel, record, self.fixed))
-                given[record.name] = t
+                given[record.name] = t if record.part is None else whole_of(record, t, extents)
             if isinstance(kernel, s.Gemm) and row_configs.of_rows(kernel) and 0 in size_of(kernel, self.extents):
                 extents = dict(self.extents)  # what has no columns is not touched
                 shapes = {r.name: twin.mode_shape(r, extents) for r in kernel.tensors if r.role != "work"}
@@ -77,6 +78,14 @@ class StandIns:
                     t.copy_(given[name])
 
         return call
+
+
+def whole_of(record, t, extents):
+    """The tensor of which a kernel sees a part: zeros but for that."""
+    whole = t.new_zeros(twin.mode_shape(replace(record, part=None), extents))
+    start, length = record.part.span(whole.shape[record.part.mode])
+    whole.narrow(record.part.mode, start, length).copy_(t.narrow(record.part.mode, 0, length))
+    return whole
 
 
 def chunk_extents(loop, kernel, tensors, integers, extents):

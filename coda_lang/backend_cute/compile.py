@@ -255,13 +255,14 @@ def build(
     module: Path | None = None,
     arch: str = "sm_90a",
     workers: int | None = None,
+    parts: Mapping[str, list[int]] = {},
 ) -> manifest.Manifest:
     """Compile every kernel of `programs` into `directory`, with a manifest and a copy of `module` (the file that defines them).
 
     Gemms that run together are there alone as well.
 
     `configs` maps the name of a Gemm, or of several together, to the configurations to compile; one not named gets all it is offered.
-    Needs no GPU.
+    `parts` says which launches are among the kernels in other schedules too (`schedules.ahead`). Needs no GPU.
     """
     wanted: list[tuple[str, spec.Config | None, Job]] = []
     for program in programs:
@@ -281,6 +282,6 @@ def build(
         entries.append(manifest.Entry(program_name, j.kernel.name, key, j.record, file, cache.checksum(directory / file)))
     if module is not None:
         shutil.copyfile(module, directory / module.name)
-    made = manifest.Manifest(arch, tuple(entries), module.name if module else None, versions(), directory)
+    made = manifest.Manifest(arch, tuple(entries), module.name if module else None, versions(), directory, dict(parts))
     manifest.write(made)
     return made

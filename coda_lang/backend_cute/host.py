@@ -386,6 +386,7 @@ class _Planner(Looping, Working):
         self.launches.append((len(self.plan.steps), kernel, config, slots, tuple(self.extents[e] for e in kernel.extents)))
         self._do(_none, *slots)
         self.plan.launches.append(kernel.name)
+        self.plan.kernels[kernel.name] = kernel
         self.plan.places.setdefault(kernel.name, len(self.plan.steps) - 1)  # of a loop, in its first chunk
 
     def _launch_all(self) -> None:

@@ -7,6 +7,7 @@ executes its module. Non-goals: building (`compile`), the format (`manifest`).
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import compile, configs, errors, host, manifest, spec
+from . import compile, configs, errors, host, manifest, schedules, spec
 from .function import Function, fixed
 
 
@@ -35,7 +36,7 @@ class Built:
         saving: spec.Program | None = None,
     ) -> None:
         self.build, self.arch, self.functions, self.fixed = build, build.arch, functions, fixed(program)
-        self.wholes = configs.wholes(saving)
+        self.wholes: configs.Wholes = configs.wholes(saving)
         self.among: tuple[str, ...] = ()
         self.loaded: dict[tuple[spec.Kernel, spec.Config | None], Callable[..., None]] = {}
 
@@ -59,6 +60,18 @@ class Built:
                 record = compile.job(kernel, config, self.functions, self.fixed, self.arch).record
                 self.loaded[kernel, config] = compile.load(self.build.find(kernel, config, record))
         return [self.loaded[w] for w in wanted]
+
+    def parts(self, launch: spec.Launch, extents: Mapping[str, int], device: Any) -> int:
+        """The schedule for the extents, by the model, among those built; decided as `function.Compiled` does."""
+        built = tuple(self.build.parts.get(launch.name, ()))
+        whole = configs.whole_of(launch, self.wholes) or launch
+        return schedules.best(schedules.estimates(whole, extents, host.multiprocessors(device), built)).parts if built else schedules.PLANNED
+
+    def extended(self, made: schedules.Applied) -> Built:
+        """The same for a program whose launches are split."""
+        more = copy.copy(self)
+        more.functions, more.wholes = {**self.functions, **made.functions}, {**self.wholes, **made.wholes}
+        return more
 
     def select(self, program: spec.Program, functions: Mapping[str, Callable[..., tuple]]) -> Built:
         """The same for a pruned program."""

@@ -33,13 +33,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A build. `module` is the file with the programs, beside the objects, if there is one; `versions` are those of the compilers."""
+    """A build. `module` is the file with the programs, beside the objects, if there is one; `versions` are those of the compilers.
+
+    `parts`: of launches that were built in several schedules, the parts along K that they can be in beside the planned one.
+    """
 
     arch: str
     entries: tuple[Entry, ...]
     module: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     directory: Path = Path()
+    parts: dict[str, list[int]] = field(default_factory=dict)
 
     def configs(self, kernel: spec.Kernel) -> tuple[str, ...]:
         """The keys of the configurations a Gemm was compiled with; empty for a Finish or an unknown kernel."""

@@ -60,6 +60,7 @@ class Plan:
     results: tuple[int, ...] = ()
     configs: dict[str, spec.Config] = field(default_factory=dict)
     launches: list[str] = field(default_factory=list)
+    kernels: dict[str, spec.Kernel] = field(default_factory=dict)  # that are launched, by name
     places: dict[str, int] = field(default_factory=dict)  # of each launched kernel among the steps
     sizes: dict[str, tuple[Problem, ...]] = field(default_factory=dict)  # of each launch, for each of its Gemms
     copies: list[str] = field(default_factory=list)

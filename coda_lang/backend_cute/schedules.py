@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -231,6 +231,26 @@ def scheduled(program: spec.Program, known: Functions, extents: Extents, device:
 def _computes(launch: spec.Launch, extents: Extents) -> bool:
     """Is there a product with rows and columns in every Gemm?"""
     return all(g.products and spec.product(g.rows, extents) * spec.product(g.cols, extents) for g in spec.gemms(launch))
+
+
+def ahead(program: spec.Program, known: Functions, counts: Iterable[int], wholes: configs.Wholes) -> Iterator[Applied]:
+    """For a build ahead of time: programs of nothing but the split launches of this one, and of its Gemms alone, a program a count."""
+    alone = replace(program, kernels=spec.built(program))
+    for count in counts:
+        made = applied(alone, known, lambda launch: count, wholes)  # noqa: B023: called at once
+        kernels = dict.fromkeys(kernel for each in made.splits for kernel in each.kernels)
+        yield replace(made, program=replace(made.program, kernels=tuple(kernels)))
+
+
+def portfolio(made: Split, wholes: configs.Wholes) -> dict[str, tuple[spec.Config, ...]]:
+    """A few configurations of each kernel of a split, for the few rows that it is for."""
+
+    def some(k: spec.Launch) -> tuple[spec.Config, ...]:
+        whole = configs.whole_of(k, wholes)
+        sizes = [(m, n) for m in (16, 64, 256) for n in (2048, 4096)]
+        return tuple(dict.fromkeys(configs.default(k, m, n, 8192 // made.count, whole=whole) for m, n in sizes))
+
+    return {k.name: some(k) for k in made.kernels}
 
 
 # --- choosing ------------------------------------------------------------------------------------------------------------

@@ -414,8 +414,10 @@ def launches(program: Program) -> tuple[Launch, ...]:
 
 
 def built(program: Program) -> tuple[Kernel, ...]:
-    """What is compiled ahead of time: the kernels, and Gemms that run together also alone, for calls that want only some of them."""
-    return tuple(dict.fromkeys(k for kernel in program.kernels for k in (kernel, *members(kernel))))
+    """What is compiled ahead of time: the kernels, and Gemms that run together also alone, for calls that want only some of them (no call
+    wants some parts of a product)."""
+    whole = (members(k) if all(t.part is None for t in k.tensors) else () for k in program.kernels)
+    return tuple(dict.fromkeys(k for kernel, parts in zip(program.kernels, whole) for k in (kernel, *parts)))
 
 
 @dataclass(frozen=True)
