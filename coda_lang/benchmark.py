@@ -141,12 +141,11 @@ def _roofs(program: spec.Program, plan: plans.Plan, values: list[Any]) -> list[R
     slots = plan.start(values)
     for step in plan.steps:
         step(slots)
-    kernels = {k.name: k for k in spec.built(program)}
     calls = {name: (lambda step=plan.steps[place]: step(slots)) for name, place in plan.places.items()}
     ms = timing.medians(timing.interleaved(calls))
     known, work, found = roofline.peak(torch.cuda.get_device_name()), dict[str, int](), []
     for name in plan.places:
-        kernel, config = kernels[name], plan.configs.get(name)
+        kernel, config = plan.kernels[name], plan.configs.get(name)
         work.update(roofline.partials(kernel, plan.extents, config))
         found.append(roof(roofline.of_kernel(kernel, plan.extents, config, work), ms[name], known))
     return found

@@ -162,7 +162,8 @@ def explain(code: str) -> None:
 
 @cli.command()
 @_options
-def plan(file: str, options: driver.Options) -> None:
+@click.option("--shape", metavar="m=…,d=…", help="Tell what other schedules would take at these extents; those left out are nominal.")
+def plan(file: str, options: driver.Options, shape: str | None) -> None:
     """Tell which kernels FILE becomes, what they move, and what shapes they take."""
     from . import passes
 
@@ -172,7 +173,9 @@ def plan(file: str, options: driver.Options) -> None:
     parts = []
     for p in plans:
         parts += [passes.report(p), driver.launches(p)]
+        parts += [driver.schedules(p, _shape(shape))] if shape else []
         parts += [passes.training_report.text(p), driver.launches(p, backward=True)] if p.derived else []
+        parts += [driver.schedules(p, _shape(shape), backward=True)] if shape and p.derived else []
     _print("\n\n".join(text.rstrip() for text in parts if text) + "\n")
 
 
@@ -192,9 +195,10 @@ def ir(file: str, options: driver.Options, after: str | None) -> None:
 @click.option("-o", "--output", required=True, metavar="DIR", help="The folder for the libraries, the manifest and the module.")
 @click.option("--arch", default="sm_90a", show_default=True, help="The architecture to compile for.")
 @click.option("--config", "configs", multiple=True, metavar="KEY", help="A tile configuration, or `all`. Default: a few for all shapes.")
-def build(file: str, options: driver.Options, output: str, arch: str, configs: tuple[str, ...]) -> None:
+@click.option("--parts", type=click.IntRange(1), multiple=True, metavar="N", help="Also with K in N parts, 1 for unfused (see schedules).")
+def build(file: str, options: driver.Options, output: str, arch: str, configs: tuple[str, ...], parts: tuple[int, ...]) -> None:
     """Compile the kernels of FILE ahead of time, without a GPU, for coda_lang.load."""
-    made = driver.build(driver.read_file(file), output, options, arch=arch, configs=configs)
+    made = driver.build(driver.read_file(file), output, options, arch=arch, configs=configs, parts=parts)
     for entry in made.entries:
         _print(f"{os.path.join(output, entry.file)}\n")
 

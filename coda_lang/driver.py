@@ -172,6 +172,16 @@ def launches(plan: Plan, backward: bool = False) -> str:
     return "\n".join(report(lower_backward(plan) if backward else lower(plan), nominal(chosen.program), saved))
 
 
+def schedules(plan: Plan, given: Mapping[str, int], backward: bool = False) -> str:
+    """What each schedule of each launch of a plan, or of its derivative, is expected to take at a shape, and which one runs.
+
+    `given` are extents of free axes; others are nominal. Raises CodaError C0803 where the program has no such axis.
+    """
+    from .backend_cute.forecast import report
+
+    return report(plan, given, backward)
+
+
 def stages() -> tuple[str, ...]:
     """Where `ir_text` can stop: after `build`, or after a pass."""
     from . import passes
@@ -262,8 +272,9 @@ def build(
             }
             functions = {n: f for fn in found for n, f in fn.functions.items()}
             built_parts: dict[str, list[int]] = {}
-            for fn, program in [(fn, program) for fn in found for program in fn.programs]:
-                for made in schedules.ahead(program, functions, sorted(set(parts)), wholes(fn.saving)):
+            pairs = [(program, wholes(fn.saving)) for fn in found for program in fn.programs]
+            for program, known_wholes in pairs:
+                for made in schedules.ahead(program, functions, sorted(set(parts)), known_wholes):
                     programs.append(made.program)
                     functions |= made.functions
                     for each in made.splits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ class StandIns:
 
     arch = "sm_90a"
     whole = False
+    wholes = {}
 
     def __init__(self, functions, extents, fixed=None, loops=()):
         self.functions, self.extents, self.fixed, self.calls = functions, extents, fixed or {}, []
@@ -26,6 +28,11 @@ class StandIns:
 
     def config(self, launch, extents, device):
         return configs.choose(launch, extents)
+
+    def extended(self, made):
+        more = copy.copy(self)
+        more.functions = {**self.functions, **made.functions}
+        return more
 
     def executables(self, wanted):
         return [self.executable(kernel, config) for kernel, config in wanted]
@@ -56,9 +63,10 @@ class StandIns:
                     assert t.dim() == len(record.modes)
                     verdict = layout.judge(record, record.name in packed, tuple(t.shape), t.stride())
                     assert verdict.strides == t.stride(), (record.name, verdict)
-                    if 0 in twin.mode_shape(record, extents) and record.role != "work" and record.part is None:  # an empty contraction arrives as zeros
+                    if 0 in twin.mode_shape(record, extents) and record.role != "work":  # an empty contraction arrives as zeros
                         assert not t.any()
-                        empty[record.name] = t.new_empty(twin.mode_shape(record, extents))
+                        if record.part is None:
+                            empty[record.name] = t.new_empty(twin.mode_shape(record, extents))
                 else:
                     assert t.shape == (1,)
                 fits(t, *compile.dims(kernel, record, self.fixed))

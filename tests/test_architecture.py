@@ -36,11 +36,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 
 # The rest of backend_cute is the runtime that `--standalone` inlines, together with the class of the user's errors.
-NOT_RUNTIME = ("backend_cute.lower", "backend_cute.together", "backend_cute.emit", "backend_cute.text", "backend_cute.standalone")
+NOT_RUNTIME = tuple(f"backend_cute.{m}" for m in ("lower", "together", "forecast", "emit", "text", "standalone"))
 INLINED_TOO = ("diagnostics.model", "source")
 
 TORCH = ("torch_fns", "eager", "arguments", "host", "host_work", "twin", "selfcheck", "autograd")
-TORCH += ("torch_ops", "plans", "accumulate", "timing", "tune", "nodes")
+TORCH += ("torch_ops", "explain", "plans", "accumulate", "timing", "tune", "nodes")
 
 # Which modules may import which third-party package. An entry that ends with a dot is a folder.
 EDGES: dict[str, tuple[str, ...]] = {

@@ -274,7 +274,7 @@ def run_twin(
 ) -> list[torch.Tensor]:
     """The results of a program's twin, contiguous; `values` have one dim per axis. `objects` may split launches (`schedules`)."""
     library = torch_fns.Exact() if exact else torch_fns.Written()
-    made = schedules.scheduled(program, functions, known, arguments.device_of(values), objects)
+    made = schedules.scheduled(program, known, arguments.device_of(values), objects, functions)
     program, functions = made.program, {**functions, **made.functions}
     inputs = {a.name: v for a, v in zip(program.inputs, values, strict=True)}
     with torch.no_grad(), arguments.as_written():
@@ -294,6 +294,7 @@ def gradients_planned(
     device = arguments.device_of(tensors)
     given = dict(zip(derivative.inputs, arguments.declared(fn.program, tensors, binding, device)))
     names = [o.name for o in derivative.forward.outputs]
+
     def run(program: spec.Program, functions: Mapping[str, Any], values: list[torch.Tensor], known: Extents) -> list[torch.Tensor]:
         return run_twin(program, functions, values, known, exact=exact, objects=fn.objects)
 
@@ -314,23 +315,3 @@ def gradients_planned(
         if place is not None:
             found[argument.name] = read(place[0], argument) if isinstance(place, tuple) else results[place]
     return found
-
-
-def described(fn: Any, tensors: Sequence[Any], known: Extents) -> tuple[str, ...]:
-    """What a differentiable call with these tensors keeps, and what its backward runs; nothing where none is wanted."""
-    derivative: Derivative = fn.training(Eager(fn)).derivative
-    needs = [isinstance(t, torch.Tensor) and t.requires_grad for t in tensors]
-    saving = derivative.saving(needs)
-    if not any(saving.asked):
-        return ()
-    step = derivative.step(saving.asked, [True] * len(derivative.outputs))
-    by_name = {a.name: a for a in (*derivative.program.inputs, *derivative.forward.outputs)}
-    kept = [by_name[name] for name in saving.kept]
-    own = [a for a in kept if a.name not in derivative.inputs]
-    size = sum(twin.product(a.axes, known) * torch_fns.DTYPES[a.dtype].itemsize for a in own if a.name not in derivative.outputs)
-    wanted = ", ".join(name for name, a in zip(derivative.inputs, saving.asked) if a)
-    return (
-        f"for the gradients of {wanted} it keeps {', '.join(a.name for a in kept) or 'nothing'}: {size} bytes besides inputs and outputs",
-        f"the backward {'launches' if arguments.runs_kernels(arguments.device_of(tensors)) else 'on a GPU would launch'} "
-        f"{', '.join(k.name for k in step.program.kernels) or 'nothing'}",
-    )

@@ -243,7 +243,7 @@ def _offered(launch: Launch, limit: int) -> tuple[Config, ...]:
     return tuple(found)
 
 
-def wholes(program: Program | None) -> dict[tuple[Product, ...], Launch]:
+def wholes(program: Program | None) -> Wholes:
     """Launches by their products: of the forward that saves, those whose variants with fewer sinks must agree with them."""
     return {g.products: launch for launch in launches(program) for g in gemms(launch) if g.products} if program else {}
 

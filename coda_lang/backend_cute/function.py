@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from . import (
@@ -24,6 +24,7 @@ from . import (
     configs,
     derivative,
     errors,
+    explain,
     host,
     plans,
     schedules,
@@ -35,32 +36,11 @@ from . import (
     twin,
 )
 from .binding import Binding, bind, check_conditions
+from .explain import Explanation
 from .prune import prune
 from .selfcheck import main
 
 __all__ = ["Compiled", "Explanation", "Function", "main"]
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What a call with certain tensors does. `path` is "kernels" or "reference"; copies say which and why; `str` is for people."""
-
-    program: str
-    path: str
-    extents: Mapping[str, int]
-    configs: Mapping[str, str]
-    launches: tuple[str, ...]
-    copies: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    def __str__(self) -> str:
-        lines = [f"{self.program}: path {self.path}", "  " + ", ".join(f"{a}={n}" for a, n in self.extents.items())]
-        doing = "launches" if self.path == "kernels" else "on a GPU it would launch"
-        times = {k: self.launches.count(k) for k in self.launches}
-        tiles = {k: f" with tiles {self.configs[k]}" for k in times if k in self.configs}
-        lines += [f"  {doing} {k}{tiles.get(k, '')}{f', {n} times' if n > 1 else ''}" for k, n in times.items()]
-        lines += [f"  {c}" for c in self.copies] or ["  no tensor is copied"]
-        return "\n".join([*lines, *(f"  {n}" for n in self.notes)])
 
 
 class Compiled:
@@ -214,7 +194,7 @@ class Function:
         values, binding = self._declared(tensors, named)
         inputs = {a.name: v for a, v in zip(self.program.inputs, values, strict=True)}
         library = torch_fns.Exact() if exact else torch_fns.Written()
-        made = schedules.scheduled(self.program, self.functions, binding.extents, arguments.device_of(values), self.objects)
+        made = schedules.scheduled(self.program, binding.extents, arguments.device_of(values), self.objects, self.functions)
         with arguments.as_written():
             results = twin.run(made.program, {**self.functions, **made.functions}, inputs, f=library)
         return self._pack(self._returned(list(results.values()), binding))
@@ -226,21 +206,7 @@ class Function:
         """
         if outputs is not None:
             return self._forward(outputs, "explain", tensors, named)
-        values = arguments.order(self.program, tensors, named)
-        device = arguments.check(self.program, values)
-        binding = bind(self.program, arguments.shapes(values))
-        if device.type == "cuda":
-            arguments.check_gpu(self.program, device, self.objects.arch)
-        plan = host.plan(self.program, binding, values, device, _Described(self.objects))
-        return Explanation(
-            self.program.name,
-            "kernels" if device.type == "cuda" else "reference",
-            {name: binding.extents[name] for name, _ in self.program.extents},
-            {name: config.key for name, config in plan.configs.items()},
-            tuple(plan.launches),
-            tuple(plan.copies),
-            (*plan.notes, *(autograd.described(self, values, binding.extents) if self.backward is not None else ())),
-        )
+        return explain.explained(self, arguments.order(self.program, tensors, named))
 
     # for the derivative and for registered operators
 
@@ -440,25 +406,6 @@ def _named(name: str, fields: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
     """What makes a named tuple of values."""
     kind: Any = namedtuple(name, fields, rename=True)  # type: ignore[misc]
     return kind._make
-
-
-class _Described:
-    """Stands in for executables where only the description of a plan is wanted."""
-
-    whole = False
-
-    def __init__(self, objects: Any) -> None:
-        self.config, self.functions, self.wholes = objects.config, objects.functions, getattr(objects, "wholes", {})
-        if hasattr(objects, "parts"):
-            self.parts = objects.parts
-
-    def extended(self, made: schedules.Applied) -> _Described:
-        """Itself: nothing is compiled."""
-        return self
-
-    def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]]) -> list[Callable[..., None]]:
-        """Something to stand in the plan, which is not run."""
-        return [lambda *tensors: None for _ in wanted]
 
 
 def fixed(program: spec.Program) -> dict[str, int]:

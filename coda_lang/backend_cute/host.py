@@ -30,13 +30,11 @@ from .torch_fns import DTYPES
 class Objects(Protocol):
     """Where executables come from: compiled on demand, or built ahead of time; then kernels are there `whole` and none can be cut down.
 
-    Optional: `parts(launch, extents, device)`, the schedule of a launch (`schedules`); then also `wholes`, and `extended(made)`, the same
-    with the functions and wholes of a program whose launches are split.
+    Optional: `parts(launch, extents, device)`, the schedule of a launch (`schedules`); then also `functions` and `wholes`, and
+    `extended(made)`: the same with the functions and wholes of a program whose launches are split.
     """
 
     whole: bool
-    functions: Any
-    extended: Any
 
     def config(self, launch: spec.Launch, extents: Mapping[str, int], device: torch.device) -> spec.Config:
         """The tile configuration to use at these extents."""
@@ -91,12 +89,10 @@ def multiprocessors(device: torch.device) -> int:
 
 def plan(program: spec.Program, binding: Binding, arguments: Sequence[Any], device: torch.device, objects: Objects) -> Plan:
     """Decide a call. `arguments` are checked: tensors on `device` that `binding` describes, or floats for scalars."""
-    made = schedules.scheduled(program, objects.functions, binding.extents, device, objects)
-    if not made.splits:
-        return _Planner(program, binding, arguments, device, objects).plan
-    plan = _Planner(made.program, binding, arguments, device, objects.extended(made)).plan
-    plan.notes += [s.note for s in made.splits]
-    return plan
+    made = schedules.scheduled(program, binding.extents, device, objects)
+    found = _Planner(made.program, binding, arguments, device, made.serving(objects)).plan
+    found.notes += [s.note for s in made.splits]
+    return found
 
 
 class _Planner(Looping, Working):

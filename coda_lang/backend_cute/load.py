@@ -64,8 +64,10 @@ class Built:
     def parts(self, launch: spec.Launch, extents: Mapping[str, int], device: Any) -> int:
         """The schedule for the extents, by the model, among those built; decided as `function.Compiled` does."""
         built = tuple(self.build.parts.get(launch.name, ()))
+        if not built:
+            return schedules.PLANNED
         whole = configs.whole_of(launch, self.wholes) or launch
-        return schedules.best(schedules.estimates(whole, extents, host.multiprocessors(device), built)).parts if built else schedules.PLANNED
+        return schedules.best(schedules.estimates(whole, extents, host.multiprocessors(device), built)).parts
 
     def extended(self, made: schedules.Applied) -> Built:
         """The same for a program whose launches are split."""

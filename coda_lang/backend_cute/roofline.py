@@ -92,11 +92,12 @@ def of_program(
 def of_kernel(kernel: spec.Kernel, extents: Extents, config: spec.Config | None, work: Mapping[str, int] | None = None) -> Count:
     """One launch of a kernel. `work` has the bytes of the partial results that other kernels left."""
     sizes = {**(work or {}), **partials(kernel, extents, config)}
-    moved: dict[str, int] = {}
+    moved: dict[tuple[str, spec.Part | None], int] = {}
     for member in spec.members(kernel):
         for t in member.tensors:
             touched = _touched(member, t, extents) if t.role != "work" else sizes.get(t.name, 0)
-            moved[t.name] = max(moved.get(t.name, 0), touched)  # two Gemms of a launch that read one tensor find it in the L2 cache
+            key = t.name, t.part
+            moved[key] = max(moved.get(key, 0), touched)  # two Gemms of a launch that read one tensor find it in the L2 cache
     return Count(kernel.name, config.key if config else "", sum(moved.values()), multiplies(kernel, extents))
 
 

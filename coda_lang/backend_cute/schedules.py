@@ -1,4 +1,4 @@
-"""Other schedules of a launch than the planned one: its products cut along K, then one kernel a Gemm that adds the parts and runs the epilogue.
+"""Other schedules of a launch than the planned one: products cut along K, then a kernel a Gemm that adds the parts and runs its epilogue.
 
 In: a launch of `spec`, into how many parts. Out: `Split`, records made of what exists: the parts of all its Gemms in one launch, each
 storing its accumulators in f32, and map kernels whose epilogues read them. One part is the unfused schedule. Parts are added in order, so
@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -150,7 +150,8 @@ def functions(made: Split, known: Functions) -> dict[str, Callable[..., tuple]] 
     """The scalar functions of a split; None where one that it is made from is not straight-line."""
     found = {}
     for name, old, segments in made.functions:
-        fn = _as_they_are(name, int(name.rpartition("_")[2]), known[old]) if not segments else _summed(name, known[old], segments, made.count)
+        like = known[old]
+        fn = _summed(name, like, segments, made.count) if segments else _as_they_are(name, int(name.rpartition("_")[2]), like)
         if fn is None:
             return None
         found[name] = fn
@@ -188,12 +189,16 @@ class Applied:
     """A program with some launches split: its functions beside those known, and what kernels are variants of (`configs.whole_of`)."""
 
     program: spec.Program
-    functions: Functions
-    wholes: configs.Wholes
-    splits: tuple[Split, ...]
+    functions: Functions = field(default_factory=dict)
+    wholes: configs.Wholes = field(default_factory=dict)
+    splits: tuple[Split, ...] = ()
+
+    def serving(self, objects: Any) -> Any:
+        """Executables (`host.Objects`) for the program."""
+        return objects.extended(self) if self.splits else objects
 
 
-def applied(program: spec.Program, known: Functions, count: Callable[[spec.Launch], int], wholes: configs.Wholes = {}) -> Applied:
+def applied(program: spec.Program, known: Functions, count: Callable[[spec.Launch], int], wholes: configs.Wholes) -> Applied:
     """The program with each launch in as many parts as `count` says (0: as it is), where that can be."""
     looping = {name for loop in program.loops for name in loop.kernels}
     kernels: list[spec.Kernel] = []
@@ -215,20 +220,24 @@ def applied(program: spec.Program, known: Functions, count: Callable[[spec.Launc
             places = {gemm.products: i for i, gemm in enumerate(spec.gemms(like))}
             whole |= {s.name: model.sums[places[g.products]] for g, s in zip(spec.gemms(made.of), made.sums) if g.products in places}
     if not splits:
-        return Applied(program, {}, {}, ())
+        return Applied(program)
     temps = (*program.temps, *(temp for made in splits for temp in made.temps))
     return Applied(replace(program, kernels=tuple(kernels), temps=temps), more, whole, tuple(splits))
 
 
-def scheduled(program: spec.Program, known: Functions, extents: Extents, device: Any, objects: Any) -> Applied:
-    """The program as executables want it run at these extents: `objects.parts` says each launch's schedule; without it, as planned."""
+def scheduled(program: spec.Program, extents: Extents, device: Any, objects: Any, known: Functions | None = None) -> Applied:
+    """The program as executables want it run at these extents: `objects.parts` says each launch's schedule; without it, as planned.
+
+    `known` are the scalar functions, those of `objects` without it.
+    """
     parts = getattr(objects, "parts", None)
     if parts is None:
-        return Applied(program, {}, {}, ())
-    return applied(program, known, lambda launch: parts(launch, extents, device) if _computes(launch, extents) else 0, objects.wholes)
+        return Applied(program)
+    functions = objects.functions if known is None else known
+    return applied(program, functions, lambda launch: parts(launch, extents, device) if computes(launch, extents) else 0, objects.wholes)
 
 
-def _computes(launch: spec.Launch, extents: Extents) -> bool:
+def computes(launch: spec.Launch, extents: Extents) -> bool:
     """Is there a product with rows and columns in every Gemm?"""
     return all(g.products and spec.product(g.rows, extents) * spec.product(g.cols, extents) for g in spec.gemms(launch))
 
@@ -237,7 +246,7 @@ def ahead(program: spec.Program, known: Functions, counts: Iterable[int], wholes
     """For a build ahead of time: programs of nothing but the split launches of this one, and of its Gemms alone, a program a count."""
     alone = replace(program, kernels=spec.built(program))
     for count in counts:
-        made = applied(alone, known, lambda launch: count, wholes)  # noqa: B023: called at once
+        made = applied(alone, known, lambda launch, count=count: count, wholes)  # type: ignore[misc]
         kernels = dict.fromkeys(kernel for each in made.splits for kernel in each.kernels)
         yield replace(made, program=replace(made.program, kernels=tuple(kernels)))
 
@@ -277,7 +286,7 @@ def wanted() -> bool:
 
 def counts(launch: spec.Launch, extents: Extents) -> tuple[int, ...]:
     """The parts that a launch can be in at these extents, with something to multiply in each; none where it computes nothing."""
-    if not _computes(launch, extents):
+    if not computes(launch, extents):
         return ()
     shallow = min(k for *_, k in configs.problems(launch, extents))
     found = range(1, min(MOST // len(spec.gemms(launch)), -(-shallow // configs.TILE_K)) + 1)
@@ -312,23 +321,24 @@ def _estimate(made: Split, extents: Extents, sms: int) -> Estimate:
 
 
 def _time(launch: spec.Launch, config: spec.Config, extents: Extents, sms: int) -> float:
-    """A launch that multiplies: its busiest block, or operands from memory, as one waits for the other; or what the card's power allows."""
+    """A launch that multiplies: its busiest block, or memory, as one waits for the other; or what the card's power allows."""
     problems, gemms = configs.problems(launch, extents), spec.gemms(launch)
     used = max(sms // (config.cluster_m * config.cluster_n), 1)
-    steps, starts, read = [], [0], 0.0
+    steps, starts, read, moved = [], [0], 0.0, 0.0
     for gemm, (m, n, k) in zip(gemms, problems, strict=True):
         width = configs.columns_per_segment(gemm, config)
         starts.append(starts[-1] + -(-m // (config.tile_m * config.cluster_m)) * -(-n // (width * config.cluster_n)))
         least = BLOCK_FEW if m <= configs.FEW_ROWS and config.tile_m == configs.MMA_ROWS else BLOCK
         steps.append(-(-k // configs.TILE_K) * max(least, configs.multiply_cycles(config) / CLOCK))
         read += 2 * k * (m + n * gemm.segments)
+        moved += m * n * sum(configs.element_bytes(gemm, matrix) for matrix in _tiles(gemm))
 
     def busy(block: int) -> float:
         counts = (-(-max(end - block, 0) // used) - -(-max(start - block, 0) // used) for start, end in zip(starts, starts[1:]))
         return sum(count * step for count, step in zip(counts, steps))
 
     longest = max(busy(block) for block in {start % used for start in starts[:-1]})
-    few = FIRST + (longest**4 + (read / COLD) ** 4) ** 0.25
+    few = FIRST + (longest**4 + (read / COLD + moved / MEMORY) ** 4) ** 0.25
     return max(few, configs.cycles(launch, config, problems, sms) / LIMITED)
 
 
@@ -336,8 +346,12 @@ def _sum_time(gemm: spec.Gemm, config: spec.Config, parts: set[str], rate: float
     """A map kernel that adds `parts`: what memory delivers to all of its blocks, or the L2 cache to each."""
     m, n, _ = configs.problem(gemm, extents)
     between = sum(4 for p in gemm.ports if isinstance(p, spec.Tile) and p.matrix.tensor in parts)
-    matrices = [p.matrix for p in gemm.ports if isinstance(p, spec.Tile)] + [s.matrix for s in gemm.sinks if isinstance(s, spec.Store)]
-    moved = sum(configs.element_bytes(gemm, matrix) for matrix in matrices) - between
+    moved = sum(configs.element_bytes(gemm, matrix) for matrix in _tiles(gemm)) - between
     tiles = -(-m // config.tile_m) * -(-n // configs.columns_per_segment(gemm, config))
     each = -(-tiles // sms) * config.tile_m * config.tile_n * (moved + between) / SHARE
     return SUM + max(m * n * (moved / MEMORY + between / rate), each)
+
+
+def _tiles(gemm: spec.Gemm) -> list[spec.Matrix]:
+    """What an epilogue loads and stores by tiles."""
+    return [p.matrix for p in gemm.ports if isinstance(p, spec.Tile)] + [s.matrix for s in gemm.sinks if isinstance(s, spec.Store)]

@@ -49,12 +49,6 @@ def product(sizes: tuple[Size, ...], extents: Mapping[str, int]) -> int:
     return prod(s if isinstance(s, int) else extents[s] for s in sizes)
 
 
-def mode_shape(tensor: Tensor, extents: Mapping[str, int]) -> tuple[int, ...]:
-    """The extents of a tensor's modes, of the part that a kernel sees."""
-    part = tensor.part
-    return tuple(part.span(n)[1] if part and part.mode == i else n for i, n in enumerate(product(m, extents) for m in tensor.modes))
-
-
 @dataclass(frozen=True)
 class Part:
     """The `index`-th of `of` runs of a tensor's mode, as long as each other but the last, in whole units; the last ones may be empty."""
@@ -96,8 +90,9 @@ class Tensor:
 
 
 def mode_shape(tensor: Tensor, extents: Mapping[str, int]) -> tuple[int, ...]:
-    """The extents of a tensor's modes."""
-    return tuple(product(mode, extents) for mode in tensor.modes)
+    """The extents of a tensor's modes, of the part that a kernel sees."""
+    part = tensor.part
+    return tuple(part.span(n)[1] if part and part.mode == i else n for i, n in enumerate(product(m, extents) for m in tensor.modes))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
-FRONT = ("lower", "together", "emit", "text", "standalone")  # modules of this folder that make text and are not needed to run it
+FRONT = ("lower", "together", "forecast", "emit", "text", "standalone")  # modules of this folder that make text, not needed to run it
 SHARED = ("source.py", "diagnostics/model.py")
 WIDTH = 128
 MARK = "# runtime: "

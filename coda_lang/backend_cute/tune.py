@@ -1,15 +1,14 @@
-"""Measures which tile configuration is fastest for every kernel of a function at one shape, and keeps what it finds for later calls.
+"""Measures which tile configuration is fastest for every kernel of a function at one shape, and which schedule; keeps what it finds.
 
-In: a `Function`, the extents of its axes, a Hopper GPU. Out: a `Trial` for every kernel and configuration; the best ones are written where
-`tuned` finds them. Candidates are pruned by the cost model, compiled side by side, run once into buffers of NaN and compared with what the
-default configuration computes, then timed one kernel at a time, interleaved. A variant of a kernel (the forward that saves nothing)
-takes the configuration of the whole one, so that both give the same bits.
-Non-goals: other schedules than the planned one; shapes that nobody asked for.
+In: a `Function`, the extents of its axes, a Hopper GPU. Out: a `Trial` for every kernel and configuration, and for every other schedule of
+a launch (unfused, K in parts) in default configurations; the best ones are written where `tuned` finds them. Candidates are pruned by a
+model, compiled side by side, run once into buffers of NaN and compared with what the default computes, then timed one kernel at a time,
+interleaved. A variant of a kernel (the forward that saves nothing) takes what was found for the whole one, so that both give the same bits.
+Non-goals: schedules that are none of one launch; shapes that nobody asked for.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import compile, configs, derivative, errors, host, plans, selfcheck, spec, timing, tuned
+from . import compile, configs, derivative, errors, host, plans, schedules, selfcheck, spec, timing, tuned
 from .binding import Binding, bind
 
 MOST = 10  # candidates of a kernel
@@ -31,7 +30,7 @@ Progress = Callable[[str, int, int], None]  # what is being done, how many are d
 
 @dataclass(frozen=True)
 class Trial:
-    """One configuration of one kernel: its median milliseconds, or what is wrong with it."""
+    """One configuration of one kernel, or another schedule of it: its median milliseconds, or what is wrong with it."""
 
     program: str
     kernel: str
@@ -43,12 +42,21 @@ class Trial:
 
 
 class Chosen:
-    """Executables of a function in default configurations, but for some kernels given by name."""
+    """Executables of a function in default configurations, as planned, but for some kernels given by name, and launches in parts."""
 
     whole = False
 
-    def __init__(self, objects: Any, given: Mapping[str, spec.Config]) -> None:
-        self.objects, self.given = objects, given
+    def __init__(self, objects: Any, given: Mapping[str, spec.Config], split: Mapping[str, int] = {}) -> None:
+        self.objects, self.given, self.split = objects, given, split
+        self.functions, self.wholes = objects.functions, objects.wholes
+
+    def parts(self, launch: spec.Launch, extents: Mapping[str, int], device: Any) -> int:
+        """The schedule given, else the planned one."""
+        return self.split.get(launch.name, schedules.PLANNED)
+
+    def extended(self, made: schedules.Applied) -> Chosen:
+        """The same for a program whose launches are split."""
+        return Chosen(self.objects.extended(made), self.given, self.split)
 
     def config(self, launch: spec.Launch, extents: Mapping[str, int], device: Any) -> spec.Config:
         """The one given, else the default, tuned or not."""
@@ -127,9 +135,10 @@ class _Case:
         values.update({o.name: t for o, t in zip(program.outputs, self.truth, strict=True)})
         self.launches = {k.name: k for k in spec.launches(program) if k.name in self.plan.places}
         self.candidates: dict[str, list[spec.Config]] = {}
+        self.schedules: dict[str, list[schedules.Split]] = {}
 
-    def _planned(self, given: Mapping[str, spec.Config]) -> plans.Plan:
-        return host.plan(self.program, self.binding, self.arguments, self.device, Chosen(self.fn.objects, given))
+    def _planned(self, given: Mapping[str, spec.Config], split: Mapping[str, int] = {}) -> plans.Plan:
+        return host.plan(self.program, self.binding, self.arguments, self.device, Chosen(self.fn.objects, given, split))
 
     def jobs(self, most: int, again: bool) -> list[compile.Job]:
         """What has to be compiled."""
@@ -141,30 +150,68 @@ class _Case:
             best = configs.ranked(launch, self.plan.sizes[name], host.multiprocessors(self.device), within=WORSE)
             self.candidates[name] = list(dict.fromkeys([default, *best]))[:most]
             jobs += [compile.job(launch, c, self.fn.functions, fixed) for c in self.candidates[name]]
+            self.schedules[name] = self._others(launch)
+            for made in self.schedules[name]:
+                known = {**self.fn.functions, **(schedules.functions(made, self.fn.functions) or {})}
+                chosen = [(k, configs.choose(k, self.plan.extents, host.multiprocessors(self.device))) for k in made.kernels]
+                jobs += [compile.job(k, config, known, fixed) for k, config in chosen]
         return jobs
+
+    def _others(self, launch: spec.Launch) -> list[schedules.Split]:
+        """Schedules of a launch that the model does not rule out."""
+        if any(launch.name in loop.kernels for loop in self.program.loops):
+            return []
+        planned, *found = schedules.estimates(launch, self.plan.extents, host.multiprocessors(self.device))
+        tried = [e.parts for e in found if e.microseconds <= WORSE * planned.microseconds]
+        made = [m for m in (schedules.split(launch, parts) for parts in tried) if m is not None]
+        return [m for m in made if schedules.functions(m, self.fn.functions) is not None]
 
     def measure(self, kernel: str) -> list[Trial]:
         """Check and time the candidates of one kernel, and keep the best."""
         default, problems, calls = self.plan.configs[kernel], {}, {}
         for config in self.candidates[kernel]:
-            with host.filled(float("nan")):
-                plan = self._planned({kernel: config})
-                slots = plan.start(self.arguments)
-                for step in plan.steps:
-                    step(slots)
-            problems[config] = self._problem([slots[i] for i in plan.results])
-            if not problems[config]:
-                calls[config.key] = functools.partial(plan.steps[plan.places[kernel]], slots)
+            problems[config.key], call = self._tried([kernel], {kernel: config}, {})
+            if not problems[config.key]:
+                calls[config.key] = call
+        others = {schedules.name_of(made.count): made for made in self.schedules[kernel]}
+        for key, made in others.items():
+            problems[key], call = self._tried([k.name for k in made.kernels], {}, {kernel: made.count})
+            if not problems[key]:
+                calls[key] = call
         times = timing.medians(timing.interleaved(calls)) if calls else {}
-        fastest = min(times, key=lambda key: times[key], default=default.key)
-        best = fastest if times and (default.key not in times or times[fastest] < BETTER * times[default.key]) else default.key
-        chosen = next(c for c in self.candidates[kernel] if c.key == best)
+        tiles = self._best([c.key for c in self.candidates[kernel]], default.key, times)
+        best = self._best([tiles, *others], tiles, times)
         if times:
-            facts = {"ms": times[best], "default": default.key, "default ms": times.get(default.key)}
+            parts = others[best].count if best in others else schedules.PLANNED
+            facts = {"ms": times[best], "default": default.key, "default ms": times.get(default.key), "parts": parts}
+            found = next(c for c in self.candidates[kernel] if c.key == tiles)
             name = host.device_name(self.device)
-            tuned.keep(self.launches[kernel], self.plan.sizes[kernel], name, replace(chosen, step=0), facts)
-        name = self.program.name
-        return [Trial(name, kernel, c.key, times.get(c.key), c == default, c == chosen, problems[c]) for c in self.candidates[kernel]]
+            tuned.keep(self.launches[kernel], self.plan.sizes[kernel], name, replace(found, step=0), facts)
+        return [Trial(self.program.name, kernel, k, times.get(k), k == default.key, k == best, problems[k]) for k in problems]
+
+    @staticmethod
+    def _best(keys: Sequence[str], default: str, times: Mapping[str, float]) -> str:
+        """The fastest, if it is clearly faster than the default."""
+        there = [key for key in keys if key in times]
+        fastest = min(there, key=lambda key: times[key], default=default)
+        return fastest if there and (default not in times or times[fastest] < BETTER * times[default]) else default
+
+    def _tried(
+        self, kernels: Sequence[str], given: Mapping[str, spec.Config], split: Mapping[str, int]
+    ) -> tuple[str, Callable[[], None]]:
+        """What is wrong with the program's results in this way, "" if nothing is, and a call of some of its kernels."""
+        with host.filled(float("nan")):
+            plan = self._planned(given, split)
+            slots = plan.start(self.arguments)
+            for step in plan.steps:
+                step(slots)
+        steps = [plan.steps[plan.places[name]] for name in kernels]
+
+        def call() -> None:
+            for step in steps:
+                step(slots)
+
+        return self._problem([slots[i] for i in plan.results]), call
 
     def _problem(self, found: Sequence[Any]) -> str:
         """What is wrong with results, "" if nothing is."""
