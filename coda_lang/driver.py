@@ -271,16 +271,9 @@ def build(
                 for name, launch in named.items()
             }
             functions = {n: f for fn in found for n, f in fn.functions.items()}
-            built_parts: dict[str, list[int]] = {}
-            pairs = [(program, wholes(fn.saving)) for fn in found for program in fn.programs]
-            for program, known_wholes in pairs:
-                for made in schedules.ahead(program, functions, sorted(set(parts)), known_wholes):
-                    programs.append(made.program)
-                    functions |= made.functions
-                    for each in made.splits:
-                        built_parts.setdefault(each.of.name, []).append(each.count)
-                        chosen |= schedules.portfolio(each, made.wholes)
-            return compile.build(programs, functions, Path(name), configs=chosen, module=path, arch=arch, parts=built_parts)
+            more = schedules.ahead([(p, wholes(fn.saving)) for fn in found for p in fn.programs], functions, parts)
+            programs, functions, chosen = programs + more.programs, functions | more.functions, chosen | more.configs
+            return compile.build(programs, functions, Path(name), configs=chosen, module=path, arch=arch, parts=more.parts)
     except FileExistsError:
         raise _unwritable(name, "it is a file, and a folder is wanted") from None
     except OSError as e:

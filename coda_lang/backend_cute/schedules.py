@@ -10,8 +10,9 @@ Non-goals: splitting inside a launch (a mainloop that meets others), kernels of 
 from __future__ import annotations
 
 import ast
+import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -242,24 +243,36 @@ def computes(launch: spec.Launch, extents: Extents) -> bool:
     return all(g.products and spec.product(g.rows, extents) * spec.product(g.cols, extents) for g in spec.gemms(launch))
 
 
-def ahead(program: spec.Program, known: Functions, counts: Iterable[int], wholes: configs.Wholes) -> Iterator[Applied]:
-    """For a build ahead of time: programs of nothing but the split launches of this one, and of its Gemms alone, a program a count."""
-    alone = replace(program, kernels=spec.built(program))
-    for count in counts:
-        made = applied(alone, known, lambda launch, count=count: count, wholes)  # type: ignore[misc]
-        kernels = dict.fromkeys(kernel for each in made.splits for kernel in each.kernels)
-        yield replace(made, program=replace(made.program, kernels=tuple(kernels)))
+@dataclass
+class Ahead:
+    """What a build ahead of time has besides: programs of nothing but the kernels of splits, their functions, a few configurations of each
+    kernel, and the parts that each launch can be in."""
+
+    programs: list[spec.Program] = field(default_factory=list)
+    functions: dict[str, Callable[..., tuple]] = field(default_factory=dict)
+    configs: dict[str, tuple[spec.Config, ...]] = field(default_factory=dict)
+    parts: dict[str, list[int]] = field(default_factory=dict)
 
 
-def portfolio(made: Split, wholes: configs.Wholes) -> dict[str, tuple[spec.Config, ...]]:
-    """A few configurations of each kernel of a split, for the few rows that it is for."""
+def ahead(programs: Iterable[tuple[spec.Program, configs.Wholes]], known: Functions, counts: Iterable[int]) -> Ahead:
+    """The launches of programs, and their Gemms alone, in each of `counts` parts where that can be."""
+    more = Ahead()
+    for (program, wholes), count in itertools.product(programs, sorted(set(counts))):
+        made = applied(replace(program, kernels=spec.built(program)), known, lambda launch, count=count: count, wholes)  # type: ignore[misc]
+        kernels = tuple(dict.fromkeys(kernel for each in made.splits for kernel in each.kernels))
+        more.programs.append(replace(made.program, kernels=kernels))
+        more.functions.update(made.functions)
+        for each in made.splits:
+            more.parts.setdefault(each.of.name, []).append(count)
+            more.configs.update({kernel.name: _portfolio(kernel, count, made.wholes) for kernel in each.kernels})
+    return more
 
-    def some(k: spec.Launch) -> tuple[spec.Config, ...]:
-        whole = configs.whole_of(k, wholes)
-        sizes = [(m, n) for m in (16, 64, 256) for n in (2048, 4096)]
-        return tuple(dict.fromkeys(configs.default(k, m, n, 8192 // made.count, whole=whole) for m, n in sizes))
 
-    return {k.name: some(k) for k in made.kernels}
+def _portfolio(launch: spec.Launch, count: int, wholes: configs.Wholes) -> tuple[spec.Config, ...]:
+    """A few configurations for the few rows that splits are for."""
+    whole = configs.whole_of(launch, wholes)
+    sizes = [(m, n) for m in (16, 64, 256) for n in (2048, 4096)]
+    return tuple(dict.fromkeys(configs.default(launch, m, n, 8192 // count, whole=whole) for m, n in sizes))
 
 
 # --- choosing ------------------------------------------------------------------------------------------------------------
