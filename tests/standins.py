@@ -62,7 +62,7 @@ class StandIns:
                 elif record.modes:
                     assert t.dim() == len(record.modes)
                     verdict = layout.judge(record, record.name in packed, tuple(t.shape), t.stride())
-                    assert verdict.strides == t.stride(), (record.name, verdict)
+                    assert verdict.strides == t.stride() or record.part and verdict.strides, (record.name, verdict)
                     if 0 in twin.mode_shape(record, extents) and record.role != "work":  # an empty contraction arrives as zeros
                         assert not t.any()
                         if record.part is None:
