@@ -16,7 +16,7 @@ import coda_lang  # noqa: E402
 from coda_lang import driver, passes  # noqa: E402
 from coda_lang.backend_cute import arguments, compile, configs, host, load, schedules, spec  # noqa: E402
 from coda_lang.backend_cute.emit import emit  # noqa: E402
-from coda_lang.backend_cute.function import Compiled, fixed  # noqa: E402
+from coda_lang.backend_cute.function import Compiled, Function, fixed  # noqa: E402
 from coda_lang.backend_cute.selfcheck import error, inputs  # noqa: E402
 from coda_lang.source import Source  # noqa: E402
 from tests import autograd_cases, gallery, gemm_cases, standins  # noqa: E402
@@ -89,6 +89,14 @@ def extents_of(fn, rows, cols, depth):
         free = depth if known not in kept else rows if known in ("m", "b", "t") else cols
         found[axis] = size if size is not None else found.get(known, free)
     return found
+
+
+def with_objects(fn, objects):
+    """The function with other executables, and no plans yet."""
+    return Function(
+        fn.program, fn.functions, fn._reference, saving=fn.saving, backward=fn.backward, residuals=fn.residuals,
+        cotangents=fn.cotangents, gradients=fn.gradients, objects=objects,
+    )  # fmt: skip
 
 
 def is_split(fn, extents):
@@ -232,17 +240,15 @@ def test_kernels_get_their_parts_of_the_operands(name, sizes, tmp_path, on_the_g
         tensors = [t[tuple(slice(0, extents[a]) for a in arg.axes)].contiguous() for t, arg in zip(tensors, fn.program.inputs, strict=True)]
         want = several(fn.reference(*tensors))
         for count in (1, 2, 4):
-            fn.objects = SplitStandIns(fn, extents, count)
-            fn._plans.clear()
-            got = several(fn(*tensors))
+            cut = with_objects(fn, SplitStandIns(fn, extents, count))
+            got = several(cut(*tensors))
             for g, w in zip(got, want, strict=True):
                 assert torch.equal(g.isnan(), w.isnan()) and error(g.nan_to_num(), w.nan_to_num()) < 8e-3
             if schedules.computes(fn.program.kernels[0], extents):
-                (kept,) = fn._plans.values()
-                split = schedules.split(fn.program.kernels[0], count)
-                assert kept.launches[:2] == [k.name for k in split.kernels] and not kept.copies
+                names = [k.name for k in schedules.split(fn.program.kernels[0], count).kernels]
+                assert cut.objects.calls[: len(names)] == names and not cut.explain(*tensors).copies
             else:
-                assert not any("_sum" in call for call in fn.objects.calls)
+                assert not any("_sum" in call for call in cut.objects.calls)
 
 
 def test_operands_that_no_view_serves_are_copied_once(tmp_path, on_the_gpu):
@@ -250,8 +256,8 @@ def test_operands_that_no_view_serves_are_copied_once(tmp_path, on_the_gpu):
     x, w = torch.randn(9, 331).bfloat16()[:, 1:], torch.randn(40, 330).bfloat16()
     fn.objects = SplitStandIns(fn, {"m": 9, "k": 330, "n": 40}, 3)
     assert error(fn(x, w), fn.reference(x, w)) < 8e-3
-    (plan,) = fn._plans.values()
-    assert len([c for c in plan.copies if "'x'" in c]) == 1 == len([c for c in plan.copies if "'w'" in c])
+    copies = fn.explain(x, w).copies
+    assert len([c for c in copies if "'x'" in c]) == 1 == len([c for c in copies if "'w'" in c])
 
 
 @pytest.mark.parametrize("name", ["swiglu", "lm_head_lse", "lm_head_logits"])
@@ -273,6 +279,20 @@ def test_outputs_have_the_same_bits_with_and_without_gradients(name, tmp_path, o
         want = torch.autograd.grad(truth, wanted, cotangents)
         assert all(error(g, w) < 2e-2 for g, w in zip(got, want, strict=True))
         assert sum("_sum3" in call for call in fn.objects.calls) >= 3, "the backward's products are in parts as well"
+
+
+def test_a_sum_adds_to_a_buffer(tmp_path, on_the_gpu):
+    """`accumulate_into`: the kernel that adds the parts adds to the buffer as well."""
+    (fn,) = functions(text_of("linear_residual"), tmp_path)
+    extents = {"m": 130, "k": 72, "n": 48}
+    fn.objects = SplitStandIns(fn, extents, 2)
+    tensors = [t.requires_grad_() for t in inputs(fn.program, extents, 3, "cpu")]
+    buffer = torch.full((48, 72), 0.5)
+    y = fn(*tensors, accumulate_into={"w": buffer})
+    y.backward(given := torch.randn(y.shape).bfloat16())
+    (want,) = torch.autograd.grad(fn.reference(*tensors), [tensors[1]], given)
+    assert error(buffer - 0.5, want) < 8e-3 and tensors[1].grad is None
+    assert any("_into_" in call and call.endswith("_sum2") for call in fn.objects.calls)
 
 
 def test_a_variant_takes_the_tiles_of_the_whole_sum():

@@ -13,6 +13,7 @@ import torch
 
 from . import arguments, autograd, host, schedules, spec, torch_fns
 from .binding import bind
+from .derivative import extents
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,11 @@ def described(fn: Any, tensors: Sequence[Any], known: Mapping[str, int]) -> tupl
     kept = [by_name[name] for name in saving.kept]
     own = [a for a in kept if a.name not in derivative.inputs]
     size = sum(spec.product(a.axes, known) * torch_fns.DTYPES[a.dtype].itemsize for a in own if a.name not in derivative.outputs)
+    device = arguments.device_of(tensors)
+    made = schedules.scheduled(step.program, extents(step.program, known), device, fn.objects, step.functions)
     wanted = ", ".join(name for name, a in zip(derivative.inputs, saving.asked) if a)
     return (
         f"for the gradients of {wanted} it keeps {', '.join(a.name for a in kept) or 'nothing'}: {size} bytes besides inputs and outputs",
-        f"the backward {'launches' if arguments.runs_kernels(arguments.device_of(tensors)) else 'on a GPU would launch'} "
-        f"{', '.join(k.name for k in step.program.kernels) or 'nothing'}",
+        f"the backward {'launches' if arguments.runs_kernels(device) else 'on a GPU would launch'} "
+        f"{', '.join(k.name for k in made.program.kernels) or 'nothing'}",
     )
