@@ -19,7 +19,8 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,25 +131,54 @@ def run(directory: Path, out: Path, limit: float) -> None:
             )
 
 
-def judge(out: Path) -> None:
-    """torch.mm's time over that of the fastest configuration and of the one that the model takes of those that were measured."""
+@dataclass(frozen=True)
+class Judged:
+    """One product: milliseconds of torch.mm and of each configuration, the one that the model takes of those, and the fastest."""
+
+    layout: str
+    m: int
+    n: int
+    k: int
+    mm: float
+    ms: Mapping[str, float]
+    taken: str
+    best: str
+
+    @property
+    def few(self) -> bool:
+        """Few rows, as in decoding?"""
+        return self.m < 1024
+
+    @property
+    def speed(self) -> float:
+        """torch.mm's time over that of what the model takes."""
+        return self.mm / self.ms[self.taken]
+
+
+def judged(records: Iterable[Mapping[str, Any]]) -> Iterator[Judged]:
+    """What was measured, judged; the line that says what a file is is passed over."""
     import gemm_cases
 
-    chosen: dict[str, list[float]] = {"large": [], "few rows": []}
-    for line in out.read_text().splitlines():
-        record = json.loads(line)
-        if "layout" not in record:  # what the file is
-            continue
-        gemm, (m, n, k), ms = gemm_cases.ALL[CASES[record["layout"]]].gemm, record["size"], record["ms"]
+    for record in (r for r in records if "layout" in r):
+        gemm, (m, n, k) = gemm_cases.ALL[CASES[record["layout"]]].gemm, record["size"]
+        ms = {key: t for key, t in record["ms"].items() if key != "torch.mm"}
         offered = {c.key: c for c in configs.offered(gemm) if c.key in ms}
         taken = min(offered, key=lambda key: configs.cycles(gemm, offered[key], [(m, n, k)]))
-        best = min(offered, key=lambda key: ms[key])
-        chosen["few rows" if m < 1024 else "large"].append(ms["torch.mm"] / ms[taken])
-        fastest, model = (f"{key} {ms['torch.mm'] / ms[key]:.3f}" for key in (best, taken))
-        print(record["layout"], m, n, k, f"{ms['torch.mm']:.4f} ms", "fastest", fastest, "model", model, "wrong" if record["wrong"] else "")
-    for kind, ratios in chosen.items():
-        if ratios:
-            print(kind, "geometric mean", round(math.exp(statistics.fmean(map(math.log, ratios))), 4), "least", round(min(ratios), 3))
+        yield Judged(record["layout"], m, n, k, record["ms"]["torch.mm"], ms, taken, min(offered, key=lambda key: ms[key]))
+
+
+def judge(out: Path) -> None:
+    """torch.mm's time over that of the fastest configuration and of the one that the model takes of those that were measured."""
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    wrong = {(r["layout"], *r["size"]) for r in records if r.get("wrong")}
+    found = [*judged(records)]
+    for x in found:
+        fastest, model = (f"{key} {x.mm / x.ms[key]:.3f}" for key in (x.best, x.taken))
+        problem = "wrong" if (x.layout, x.m, x.n, x.k) in wrong else ""
+        print(x.layout, x.m, x.n, x.k, f"{x.mm:.4f} ms", "fastest", fastest, "model", model, problem)
+    for kind, few in (("large", False), ("few rows", True)):
+        if speeds := [x.speed for x in found if x.few == few]:
+            print(kind, "geometric mean", round(statistics.geometric_mean(speeds), 4), "least", round(min(speeds), 3))
 
 
 def main() -> None:

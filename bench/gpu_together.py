@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 import coda_lang  # noqa: E402
 from bench import gpu_models, protocol, training_cases, training_checks  # noqa: E402
-from coda_lang.backend_cute import configs, spec, timing, together  # noqa: E402
+from coda_lang.backend_cute import compile, configs, spec, timing, together  # noqa: E402
 
 PARTS = ("check", "configs", "time")
 # Depths of their own, another axis of rows, a residual tile, reductions over rows and over columns.
@@ -110,6 +110,13 @@ def forced(fn: Any) -> Iterator[dict[str, str]]:
             yield {launch.name: config.key}
 
 
+def compile_forced(fn: Any, extents: Mapping[str, int]) -> None:
+    """Compile what `forced` asks for side by side, before the first of it is called."""
+    kind = {"kind": "gradients", "shape": extents}
+    jobs = {j.key: j for chosen in forced(fn) for j in training_cases.needed(fn, {**kind, "configs": chosen})}
+    compile.objects_for(jobs.values())
+
+
 def step(fn: Any, tensors: list[torch.Tensor], backward: bool) -> Any:
     """A call to be timed."""
     if not backward:
@@ -127,21 +134,28 @@ def step(fn: Any, tensors: list[torch.Tensor], backward: bool) -> Any:
     return both
 
 
-def timed(fns: Mapping[str, Any], alone: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Milliseconds, together and apart."""
+def cases(fns: Mapping[str, Any]) -> Iterator[tuple[str, str, int, dict[str, int]]]:
+    """(model, program, tokens, extents) of what is timed."""
     for model, sizes in MODELS.items():
         for name in TIMED:
             for tokens in TOKENS:
-                fn = fns[name]
-                free = {a: n if n is not None else {**sizes, "m": tokens, "n": sizes["d"], "k": sizes["d"]}.get(a, sizes["d"])
-                        for a, n in fn.program.extents}  # fmt: skip
-                tensors = training_cases.leaves(fn, free, "cuda")
-                for backward in (False, True):
-                    calls = {key: step(f, tensors, backward) for key, f in (("together", fn), ("apart", alone[name]))}
-                    graphs = {key: timing.graph(call) for key, call in calls.items()} if not backward else calls
-                    ms = timing.medians(timing.interleaved(graphs, ahead=timing.AHEAD * (10 if backward else 1)))
-                    ratio = ms["apart"] / ms["together"]
-                    yield {"program": name, "model": model, "tokens": tokens, "backward": backward, **ms, "ratio": ratio}
+                known = {**sizes, "m": tokens, "n": sizes["d"], "k": sizes["d"]}
+                extents = {a: n if n is not None else known.get(a, sizes["d"]) for a, n in fns[name].program.extents}
+                yield model, name, tokens, extents
+
+
+def timed(fns: Mapping[str, Any], alone: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Milliseconds, together and apart."""
+    gpu_models.compile_all((f[name], extents) for f in (fns, alone) for _, name, _, extents in cases(fns))
+    for model, name, tokens, extents in cases(fns):
+        fn = fns[name]
+        tensors = training_cases.leaves(fn, extents, "cuda")
+        for backward in (False, True):
+            calls = {key: step(f, tensors, backward) for key, f in (("together", fn), ("apart", alone[name]))}
+            graphs = {key: timing.graph(call) for key, call in calls.items()} if not backward else calls
+            ms = timing.medians(timing.interleaved(graphs, ahead=timing.AHEAD * (10 if backward else 1)))
+            ratio = ms["apart"] / ms["together"]
+            yield {"program": name, "model": model, "tokens": tokens, "backward": backward, **ms, "ratio": ratio}
 
 
 def main() -> int:
@@ -176,6 +190,8 @@ def main() -> int:
                     note({"part": "check", "program": name, "launches": [k.name for k in joined(fns[name])], "shape": extents, **found})
         if "configs" in given.parts:
             for name in [n for n in ("qkv_apart", "mixed") if n in kept]:
+                if given.device == "cuda":
+                    compile_forced(fns[name], ragged[name])
                 for chosen in forced(fns[name]):
                     if time.time() < deadline:
                         found = check(fns[name], alone[name], ragged[name], chosen, given.device)

@@ -14,6 +14,7 @@ pytest.importorskip("torch")  # the functions of hand-written programs stand bes
 
 import gemm_cases
 
+from bench import gpu_configs
 from coda_lang.backend_cute import configs, row_configs, spec
 
 LINEAR = gemm_cases.ALL["linear"].gemm
@@ -60,17 +61,13 @@ def test_nothing_fits_is_said_by_name():
 
 
 MEASURED = Path(__file__).parent.parent / "bench/results/configs_h200.jsonl"
-LAYOUTS = {"kk": "linear", "kn": "major_kn", "mn": "major_mn"}
 
 
 def measured(few: bool) -> Iterator[tuple[float, float]]:
     """Of every measured shape of few rows, or of many: the time of what the model takes over torch.mm's, and over the fastest's."""
-    for record in map(json.loads, MEASURED.read_text().splitlines()[1:]):
-        (m, n, k), ms = record["size"], record["ms"]
-        if (m < 1024) == few and m * n > 1024 * 1024 * (not few):
-            gemm = gemm_cases.ALL[LAYOUTS[record["layout"]]].gemm
-            taken = configs.default(gemm, m, n, k, among=tuple(ms))
-            yield ms[taken.key] / ms["torch.mm"], ms[taken.key] / min(t for key, t in ms.items() if key != "torch.mm")
+    for x in gpu_configs.judged(map(json.loads, MEASURED.read_text().splitlines())):
+        if x.few == few and x.m * x.n > 1024 * 1024 * (not few):
+            yield 1 / x.speed, x.ms[x.taken] / x.ms[x.best]
 
 
 @pytest.mark.parametrize("few, beside_mm, beside_best, worst", [(False, 1.0, 1.01, 1.05), (True, 1.06, 1.02, 1.15)])
