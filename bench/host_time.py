@@ -47,7 +47,7 @@ class Stubs:
         """The default configuration."""
         return configs.choose(launch, extents)
 
-    def executables(self, wanted: list[Any]) -> list[Callable[..., None]]:
+    def executables(self, wanted: list[Any], device: Any) -> list[Callable[..., None]]:
         """One a kernel."""
         return [lambda *tensors: None for _ in wanted]
 

@@ -163,7 +163,7 @@ class Recorder(Chosen):
 
     jobs: list[compile.Job] = []
 
-    def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]]) -> list[Callable[..., None]]:
+    def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]], device: Any) -> list[Callable[..., None]]:
         for kernel, config in wanted:
             self.jobs.append(compile.job(kernel, config, self.functions, self.fixed, self.arch))
         return [lambda *tensors: None for _ in wanted]

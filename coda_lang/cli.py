@@ -196,9 +196,10 @@ def ir(file: str, options: driver.Options, after: str | None) -> None:
 @click.option("--arch", default="sm_90a", show_default=True, help="The architecture to compile for.")
 @click.option("--config", "configs", multiple=True, metavar="KEY", help="A tile configuration, or `all`. Default: a few for all shapes.")
 @click.option("--parts", type=click.IntRange(1), multiple=True, metavar="N", help="Also with K in N parts, 1 for unfused (see schedules).")
-def build(file: str, options: driver.Options, output: str, arch: str, configs: tuple[str, ...], parts: tuple[int, ...]) -> None:
+@click.option("--sms", type=click.IntRange(8, 1024), metavar="N", help="The device's multiprocessors. Default: 132, an H200's.")
+def build(file: str, options: driver.Options, output: str, arch: str, **chosen: Any) -> None:
     """Compile the kernels of FILE ahead of time, without a GPU, for coda_lang.load."""
-    made = driver.build(driver.read_file(file), output, options, arch=arch, configs=configs, parts=parts)
+    made = driver.build(driver.read_file(file), output, options, arch=arch, **chosen)
     for entry in made.entries:
         _print(f"{os.path.join(output, entry.file)}\n")
 

@@ -242,20 +242,22 @@ def build(
     arch: str = "sm_90a",
     configs: Iterable[str] = (),
     parts: Iterable[int] = (),
+    sms: int | None = None,
 ) -> Manifest:
     """Compile the kernels to shared libraries in `directory`, with a manifest and the emitted module, for `load`. Needs no GPU.
 
     `configs` are keys of tile configurations, or "all"; without any, a few that serve small and large shapes. `parts`: build launches
-    with K in so many parts as well (1: unfused); a loaded function then takes what the model expects to be fastest.
+    with K in so many parts as well (1: unfused); a loaded function then takes what the model expects to be fastest. `sms`: the
+    multiprocessors that launches are spread over, by default an H200's.
     Raises CodaError for errors of the source, a missing package, an unknown configuration, a folder that cannot be written.
     """
     from .backend_cute import compile, schedules
-    from .backend_cute.configs import candidates, portfolio, variants, wholes
+    from .backend_cute.configs import MULTIPROCESSORS, candidates, portfolio, variants, wholes
     from .backend_cute.spec import Finish, built
 
     text = emit(text_or_path, options)
     _need("compiling kernels", "torch,cute", torch="torch", cutlass="nvidia-cutlass-dsl", tvm_ffi="apache-tvm-ffi")
-    name, wanted = os.fspath(directory), tuple(configs)
+    name, wanted, count = os.fspath(directory), tuple(configs), sms or MULTIPROCESSORS
     try:
         os.makedirs(name, exist_ok=True)
         with _imported(text) as (path, found):
@@ -267,13 +269,13 @@ def build(
             for key in set(wanted) - known - {"all"}:
                 raise CodaError([Diagnostic("C0803", f"there is no configuration {key}", notes=(f"there are {', '.join(sorted(known))}",))])
             chosen = {
-                name: tuple(c for c in offers[name] if "all" in wanted or c.key in wanted) or portfolio(launch, whole[name])
+                name: tuple(c for c in offers[name] if "all" in wanted or c.key in wanted) or portfolio(launch, whole[name], count)
                 for name, launch in named.items()
             }
             functions = {n: f for fn in found for n, f in fn.functions.items()}
             more = schedules.ahead([(p, wholes(fn.saving)) for fn in found for p in fn.programs], functions, parts)
             programs, functions, chosen = programs + more.programs, functions | more.functions, chosen | more.configs
-            return compile.build(programs, functions, Path(name), configs=chosen, module=path, arch=arch, parts=more.parts)
+            return compile.build(programs, functions, Path(name), configs=chosen, module=path, arch=arch, sms=count, parts=more.parts)
     except FileExistsError:
         raise _unwritable(name, "it is a file, and a folder is wanted") from None
     except OSError as e:

@@ -34,7 +34,7 @@ class StandIns:
         more.functions = {**self.functions, **made.functions}
         return more
 
-    def executables(self, wanted):
+    def executables(self, wanted, device):
         return [self.executable(kernel, config) for kernel, config in wanted]
 
     def executable(self, kernel, config):

@@ -25,6 +25,7 @@ peak = amax[m, n](x @ w)
 program two(x: bf16[m, k], w: bf16[n, k]) -> (y: bf16[m, n])
 y = relu(x @ w)
 """
+CPU = torch.device("cpu")
 CONFIGS = ("128x128_pp_c1x1", "256x128_coop_c2x1")
 
 
@@ -74,13 +75,13 @@ def test_objects_of_another_program_or_damaged_ones_are_refused(build):
     config = fn.objects.config(gemm, dict.fromkeys("mnk", 8), torch.device("cpu"))
     other = dataclasses.replace(gemm, granule=gemm.granule * 2)
     with pytest.raises(CallError, match="C0712.*is stale"):
-        fn.objects.executables([(other, config)])
+        fn.objects.executables([(other, config)], CPU)
     (build.directory / f"{gemm.name}-{config.key}.so").write_bytes(b"other machine code")
     with pytest.raises(CallError, match="C0712.*is damaged"):
-        fn.objects.executables([(gemm, config)])
+        fn.objects.executables([(gemm, config)], CPU)
     (build.directory / f"{gemm.name}-{config.key}.so").unlink()
     with pytest.raises(CallError, match="C0712.*lacks"):
-        fn.objects.executables([(gemm, config)])
+        fn.objects.executables([(gemm, config)], CPU)
 
 
 def test_outputs_that_were_not_built_are_refused_with_the_remedy(build):
@@ -149,7 +150,7 @@ def test_a_built_object_loads_and_checks_its_arguments(tmp_path, root, monkeypat
     (gemm,) = two.program.kernels
     compile.build([two.program], two.functions, tmp_path / "build", configs={gemm.name: [spec.Config(128, 128)]}, module=path)
     fn = coda_lang.load(tmp_path / "build").two
-    (call,) = fn.objects.executables([(gemm, spec.Config(128, 128))])
+    (call,) = fn.objects.executables([(gemm, spec.Config(128, 128))], CPU)
     with pytest.raises((TypeError, ValueError), match="device_type=cuda"):
         call(*(torch.zeros(8, 8, dtype=torch.bfloat16) for _ in gemm.tensors))
 

@@ -52,7 +52,7 @@ class Idle:
     def config(self, launch: spec.Launch, extents: dict[str, int], device: torch.device) -> spec.Config:
         return configs.choose(launch, extents)
 
-    def executables(self, wanted):
+    def executables(self, wanted, device):
         return [lambda *_, name=kernel.name: self.held.__setitem__(name, self.watch.now) for kernel, _ in wanted]
 
 

@@ -5,7 +5,8 @@ In: `spec` records and the scalar functions they name. Out: shared objects for o
 worker processes (cutlass is not thread-safe, and a program that only runs kernels should not import it); loading needs tvm_ffi and
 `libcute_dsl_runtime.so` only.
 An object depends on: the record, its configuration and fixed extents, the source of the functions with the constants they use, this
-package's device code, the versions of the compilers, the architecture. Non-goals: choosing configurations, checking arguments.
+package's device code, the versions of the compilers, the architecture, the number of multiprocessors. Non-goals: choosing
+configurations, checking arguments.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from . import cache, errors, layout, manifest, spec
-from .configs import BYTES, offered
+from .configs import BYTES, MULTIPROCESSORS, offered
 from .functions_source import source_of
+from .row_configs import of_rows
 from .worker import shared
 
 ARCHITECTURES = ("sm_90a",)
@@ -40,13 +42,15 @@ Functions = Mapping[str, Callable[..., tuple]]
 
 @dataclass(frozen=True)
 class Job:
-    """One object to compile, as plain data: `text` is a module that defines the scalar functions."""
+    """One object to compile, as plain data: `text` is a module that defines the scalar functions, `sms` how many multiprocessors blocks
+    are spread over."""
 
     kernel: spec.Kernel
     config: spec.Config | None
     fixed: tuple[tuple[str, int], ...]
     text: str
     arch: str
+    sms: int = MULTIPROCESSORS
 
     @property
     def record(self) -> str:
@@ -56,7 +60,7 @@ class Job:
     @property
     def key(self) -> str:
         """Identifies the object."""
-        return manifest.digest(self.record, self.arch, repr(versions()), device_code())
+        return manifest.digest(self.record, self.arch, str(self.sms), repr(versions()), device_code())
 
     def run(self, path: Path) -> None:
         """What a worker does."""
@@ -69,14 +73,24 @@ def functions_of(kernel: spec.Kernel) -> tuple[str, ...]:
 
 
 def job(
-    kernel: spec.Kernel, config: spec.Config | None, functions: Functions, fixed: Mapping[str, int] | None = None, arch: str = "sm_90a"
+    kernel: spec.Kernel,
+    config: spec.Config | None,
+    functions: Functions,
+    fixed: Mapping[str, int] | None = None,
+    arch: str = "sm_90a",
+    sms: int = MULTIPROCESSORS,
 ) -> Job:
-    """The compilation of one kernel; `fixed` are the extents that are not free. Raises CallError where it is none."""
+    """The compilation of one kernel; `fixed` are the extents that are not free. Raises CallError where it is none.
+
+    Finishers and row kernels are the same for every number of multiprocessors.
+    """
     if arch not in ARCHITECTURES:
         raise errors.refuse(errors.ARCHITECTURE, f"kernels are compiled for {', '.join(ARCHITECTURES)}, not for {arch}")
     used = {axis for tensor in kernel.tensors for mode in tensor.modes for axis in mode}
     extents = tuple(sorted((axis, n) for axis, n in (fixed or {}).items() if axis in used))
-    return Job(kernel, config, extents, source_of({name: functions[name] for name in functions_of(kernel)}), arch)
+    text = source_of({name: functions[name] for name in functions_of(kernel)})
+    same = isinstance(kernel, spec.Finish) or of_rows(kernel)
+    return Job(kernel, config, extents, text, arch, MULTIPROCESSORS if same else sms)
 
 
 def object_for(
@@ -199,7 +213,7 @@ def compile_job(job: Job, path: Path) -> None:
             kernel: Any = Finisher(job.kernel, module.FUNCTIONS)
         else:
             assert job.config is not None
-            kernel = kernel_of(job.kernel, job.config, module.FUNCTIONS)
+            kernel = kernel_of(job.kernel, job.config, module.FUNCTIONS, job.sms)
         compiled = cute.compile(kernel, *arguments, make_fake_stream(use_tvm_ffi_env_stream=True), options="--enable-tvm-ffi")
         binary = Path(folder) / "kernel.o"
         compiled.export_to_c(str(binary), function_name=ENTRY)
@@ -254,6 +268,7 @@ def build(
     configs: Mapping[str, Iterable[spec.Config]] | None = None,
     module: Path | None = None,
     arch: str = "sm_90a",
+    sms: int = MULTIPROCESSORS,
     workers: int | None = None,
     parts: Mapping[str, list[int]] = {},
 ) -> manifest.Manifest:
@@ -271,7 +286,7 @@ def build(
             chosen: Iterable[spec.Config | None] = (None,)
             if not isinstance(kernel, spec.Finish):
                 chosen = (configs or {}).get(kernel.name) or offered(kernel)
-            wanted += [(program.name, config, job(kernel, config, functions, fixed, arch)) for config in chosen]
+            wanted += [(program.name, config, job(kernel, config, functions, fixed, arch, sms)) for config in chosen]
     objects = objects_for([j for _, _, j in wanted], workers)
     directory.mkdir(parents=True, exist_ok=True)
     entries = []
@@ -282,6 +297,6 @@ def build(
         entries.append(manifest.Entry(program_name, j.kernel.name, key, j.record, file, cache.checksum(directory / file)))
     if module is not None:
         shutil.copyfile(module, directory / module.name)
-    made = manifest.Manifest(arch, tuple(entries), module.name if module else None, versions(), directory, dict(parts))
+    made = manifest.Manifest(arch, tuple(entries), module.name if module else None, versions(), directory, dict(parts), sms)
     manifest.write(made)
     return made

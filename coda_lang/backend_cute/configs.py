@@ -40,6 +40,7 @@ from .spec import (
     product,
 )
 
+MULTIPROCESSORS = 132  # of an H100 SXM or H200; other cards of the architecture have 78 to 132, a part of one fewer
 TILE_K = 64
 MMA_ROWS = 64
 FEW_ROWS = 16  # tiles of 64 rows load so many at a time, and none beyond the matrix: TMA takes its time to fill in zeros
@@ -286,7 +287,9 @@ def problems(launch: Launch, extents: Mapping[str, int]) -> tuple[Problem, ...]:
     return tuple(problem(gemm, extents) for gemm in gemms(launch))
 
 
-def choose(launch: Launch, extents: Mapping[str, int], sms: int = 132, among: tuple[str, ...] = (), whole: Launch | None = None) -> Config:
+def choose(
+    launch: Launch, extents: Mapping[str, int], sms: int = MULTIPROCESSORS, among: tuple[str, ...] = (), whole: Launch | None = None
+) -> Config:
     """The configuration expected to be fastest at these extents, on `sms` multiprocessors.
 
     `among` restricts the choice to these keys, those that were built ahead of time; `whole` is the launch that this one is a variant of.
@@ -295,7 +298,9 @@ def choose(launch: Launch, extents: Mapping[str, int], sms: int = 132, among: tu
     return _fastest(launch, lambda model: problems(model, extents), sms, among, whole)
 
 
-def default(launch: Launch, m: int, n: int, k: int, sms: int = 132, among: tuple[str, ...] = (), whole: Launch | None = None) -> Config:
+def default(
+    launch: Launch, m: int, n: int, k: int, sms: int = MULTIPROCESSORS, among: tuple[str, ...] = (), whole: Launch | None = None
+) -> Config:
     """The same where every Gemm has `m` rows, `n` columns a segment and depth `k`."""
     return _fastest(launch, lambda model: ((m, n, k),) * len(gemms(model)), sms, among, whole)
 
@@ -312,22 +317,22 @@ def _fastest(
     return min(configs, key=lambda c: (cycles(model, c, found, sms), configs.index(c)))
 
 
-def ranked(launch: Launch, problems: Sequence[Problem], sms: int = 132, within: float = math.inf) -> tuple[Config, ...]:
+def ranked(launch: Launch, problems: Sequence[Problem], sms: int = MULTIPROCESSORS, within: float = math.inf) -> tuple[Config, ...]:
     """What is offered, cheapest first by the model, as far as it costs at most `within` times the cheapest."""
     costs = {c: cycles(launch, c, problems, sms) for c in offered(launch)}
     least = min(costs.values(), default=0.0)
     return tuple(sorted((c for c in costs if costs[c] <= within * least), key=lambda c: costs[c]))
 
 
-def portfolio(launch: Launch, whole: Launch | None = None) -> tuple[Config, ...]:
+def portfolio(launch: Launch, whole: Launch | None = None, sms: int = MULTIPROCESSORS) -> tuple[Config, ...]:
     """A few configurations that serve small, middle and large shapes: what `default` takes at some of each. For builds ahead of time."""
     if not candidates(launch, whole):
         return ()
     sizes = [(m, n) for m in (64, 512, 2048, 8192) for n in (512, 2048, 8192)]
-    return tuple(dict.fromkeys(default(launch, m, n, 4096, whole=whole) for m, n in sizes))
+    return tuple(dict.fromkeys(default(launch, m, n, 4096, sms, whole=whole) for m, n in sizes))
 
 
-def cycles(launch: Launch, config: Config, problems: Sequence[Problem], sms: int = 132) -> float:
+def cycles(launch: Launch, config: Config, problems: Sequence[Problem], sms: int = MULTIPROCESSORS) -> float:
     """Estimated time in cycles of a multiprocessor that draws as much power as it would at a middling load.
 
     A card under a power limit slows its clock until it draws what it may. With power growing as the cube of the clock, the time for

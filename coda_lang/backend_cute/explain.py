@@ -70,7 +70,7 @@ class _Described:
         """Itself: nothing is compiled."""
         return self
 
-    def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]]) -> list[Callable[..., None]]:
+    def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]], device: Any) -> list[Callable[..., None]]:
         """Something to stand in the plan, which is not run."""
         return [lambda *tensors: None for _ in wanted]
 

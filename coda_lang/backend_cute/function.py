@@ -52,7 +52,7 @@ class Compiled:
     def __init__(self, program: spec.Program, functions: Mapping[str, Callable[..., tuple]], saving: spec.Program | None = None) -> None:
         self.fixed, self.functions = fixed(program), functions
         self.wholes: configs.Wholes = configs.wholes(saving)
-        self.loaded: dict[tuple[spec.Kernel, spec.Config | None], Callable[..., None]] = {}
+        self.loaded: dict[tuple[int, spec.Kernel, spec.Config | None], Callable[..., None]] = {}
 
     def config(self, launch: spec.Launch, extents: Mapping[str, int], device: Any) -> spec.Config:
         """The configuration for the extents: the tuned one, else the default."""
@@ -64,16 +64,18 @@ class Compiled:
                     return config
         return configs.choose(launch, extents, host.multiprocessors(device), whole=whole)
 
-    def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]]) -> list[Callable[..., None]]:
+    def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]], device: Any) -> list[Callable[..., None]]:
         """Find the kernels, those not compiled before compiled side by side, and load them."""
-        missing = [w for w in wanted if w not in self.loaded]
+        sms = host.multiprocessors(device)
+        keys = [(sms, kernel, config) for kernel, config in wanted]
+        missing = [key for key in keys if key not in self.loaded]
         if missing:
             from . import compile
 
-            jobs = [compile.job(kernel, config, self.functions, self.fixed, self.arch) for kernel, config in missing]
-            for w, path in zip(missing, compile.objects_for(jobs)):
-                self.loaded[w] = compile.load(path)
-        return [self.loaded[w] for w in wanted]
+            jobs = [compile.job(kernel, config, self.functions, self.fixed, self.arch, sms) for _, kernel, config in missing]
+            for key, path in zip(missing, compile.objects_for(jobs)):
+                self.loaded[key] = compile.load(path)
+        return [self.loaded[key] for key in keys]
 
     def parts(self, launch: spec.Launch, extents: Mapping[str, int], device: Any) -> int:
         """The schedule for the extents: the one that was measured to be best, or by the model, where the user wants that; else as planned.

@@ -39,7 +39,7 @@ class Objects(Protocol):
     def config(self, launch: spec.Launch, extents: Mapping[str, int], device: torch.device) -> spec.Config:
         """The tile configuration to use at these extents."""
 
-    def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]]) -> Sequence[Callable[..., None]]:
+    def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]], device: torch.device) -> Sequence[Callable[..., None]]:
         """Callables on device tensors and extents, in the order that `spec` states."""
 
 
@@ -84,7 +84,7 @@ def device_name(device: torch.device) -> str:
 
 def multiprocessors(device: torch.device) -> int:
     """How many multiprocessors a device has; those of an H200 where it is none."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else configs.MULTIPROCESSORS
 
 
 def plan(program: spec.Program, binding: Binding, arguments: Sequence[Any], device: torch.device, objects: Objects) -> Plan:
@@ -387,7 +387,7 @@ class _Planner(Looping, Working):
 
     def _launch_all(self) -> None:
         wanted = list(dict.fromkeys((kernel, config) for _, kernel, config, *_ in self.launches))
-        calls = dict(zip(wanted, self.objects.executables(wanted), strict=True))
+        calls = dict(zip(wanted, self.objects.executables(wanted, self.plan.device), strict=True))
         for place, kernel, config, slots, integers in self.launches:
             self.plan.steps[place] = Step(calls[kernel, config], tuple(slots), integers)
 

@@ -11,6 +11,7 @@ import copy
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +27,7 @@ class Built:
     `among` restricts the configurations further than the build does, for tests and measurements.
     """
 
-    whole = True
+    whole, told = True, False
 
     def __init__(
         self,
@@ -42,10 +43,13 @@ class Built:
 
     def config(self, launch: spec.Launch, extents: Mapping[str, int], device: Any) -> spec.Config:
         """The best configuration for the extents among those built. Raises CallError where there is none."""
-        built = self.build.configs(launch)
+        built, sms = self.build.configs(launch), host.multiprocessors(device)
+        if sms != self.build.sms and not self.told:
+            self.told = True
+            warnings.warn(f"coda_lang: {uneven(self.build, sms)}", RuntimeWarning, stacklevel=2)
         keys = tuple(key for key in built if key in self.among) or built or ("none",)
         try:
-            return configs.choose(launch, extents, host.multiprocessors(device), keys, configs.whole_of(launch, self.wholes))
+            return configs.choose(launch, extents, sms, keys, configs.whole_of(launch, self.wholes))
         except ValueError:
             raise errors.refuse(
                 errors.BUILD,
@@ -53,7 +57,7 @@ class Built:
                 help="build the program with these outputs: outputs= needs a kernel of its own",
             ) from None
 
-    def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]]) -> list[Callable[..., None]]:
+    def executables(self, wanted: Sequence[tuple[spec.Kernel, spec.Config | None]], device: Any) -> list[Callable[..., None]]:
         """Load the objects; each must be compiled from the very record and functions that the module holds."""
         for kernel, config in wanted:
             if (kernel, config) not in self.loaded:
@@ -115,6 +119,14 @@ def check(build: manifest.Manifest) -> None:
                 f"the build in {build.directory} was made with {package} {built}; {found} is installed",
                 help=f"build it again, or install {package}=={built}",
             )
+
+
+def uneven(build: manifest.Manifest, sms: int) -> str:
+    """What it means that a device has another number of multiprocessors than a build is for: each of a launch's blocks takes its share of
+    the tiles, whenever it runs, so results are the same."""
+    what = "blocks wait for others to end" if sms < build.sms else f"{sms - build.sms} of them get no block"
+    said = f"the build in {build.directory} spreads kernels over {build.sms} multiprocessors, and this device has {sms}"
+    return f"{said}: results are right, but {what}, which takes time; build for it: codac build FILE --sms {sms} -o DIR"
 
 
 def _series(package: str, version: str) -> tuple[str, ...]:

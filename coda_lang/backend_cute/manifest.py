@@ -14,6 +14,7 @@ from typing import Any
 
 from . import errors, spec
 from .cache import checksum
+from .configs import MULTIPROCESSORS
 
 FORMAT = 1
 FILE = "manifest.json"
@@ -35,7 +36,8 @@ class Entry:
 class Manifest:
     """A build. `module` is the file with the programs, beside the objects, if there is one; `versions` are those of the compilers.
 
-    `parts`: of launches that were built in several schedules, the parts along K that they can be in beside the planned one.
+    `parts`: of launches that were built in several schedules, the parts along K that they can be in beside the planned one. `sms`: how many
+    multiprocessors the kernels' blocks are spread over.
     """
 
     arch: str
@@ -44,6 +46,7 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     directory: Path = Path()
     parts: dict[str, list[int]] = field(default_factory=dict)
+    sms: int = MULTIPROCESSORS
 
     def configs(self, kernel: spec.Kernel) -> tuple[str, ...]:
         """The keys of the configurations a Gemm was compiled with; empty for a Finish or an unknown kernel."""

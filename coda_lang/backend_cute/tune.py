@@ -62,9 +62,9 @@ class Chosen:
         """The one given, else the default, tuned or not."""
         return self.given.get(launch.name) or configs.choose(launch, extents, host.multiprocessors(device))
 
-    def executables(self, wanted: Sequence[Any]) -> Sequence[Callable[..., None]]:
+    def executables(self, wanted: Sequence[Any], device: Any) -> Sequence[Callable[..., None]]:
         """Compiled or found."""
-        return self.objects.executables(wanted)
+        return self.objects.executables(wanted, device)
 
 
 def wanted() -> bool:
@@ -142,19 +142,19 @@ class _Case:
 
     def jobs(self, most: int, again: bool) -> list[compile.Job]:
         """What has to be compiled."""
-        fixed, jobs = {a: n for a, n in self.program.extents if n is not None}, []
+        fixed, jobs, sms = {a: n for a, n in self.program.extents if n is not None}, [], host.multiprocessors(self.device)
         for name, launch in self.launches.items():
             if not again and tuned.find(launch, self.plan.sizes[name], host.device_name(self.device)) is not None:
                 continue
             default = self.plan.configs[name]
-            best = configs.ranked(launch, self.plan.sizes[name], host.multiprocessors(self.device), within=WORSE)
+            best = configs.ranked(launch, self.plan.sizes[name], sms, within=WORSE)
             self.candidates[name] = list(dict.fromkeys([default, *best]))[:most]
-            jobs += [compile.job(launch, c, self.fn.functions, fixed) for c in self.candidates[name]]
+            jobs += [compile.job(launch, c, self.fn.functions, fixed, sms=sms) for c in self.candidates[name]]
             self.schedules[name] = self._others(launch)
             for made in self.schedules[name]:
                 known = {**self.fn.functions, **(schedules.functions(made, self.fn.functions) or {})}
-                chosen = [(k, configs.choose(k, self.plan.extents, host.multiprocessors(self.device))) for k in made.kernels]
-                jobs += [compile.job(k, config, known, fixed) for k, config in chosen]
+                chosen = [(k, configs.choose(k, self.plan.extents, sms)) for k in made.kernels]
+                jobs += [compile.job(k, config, known, fixed, sms=sms) for k, config in chosen]
         return jobs
 
     def _others(self, launch: spec.Launch) -> list[schedules.Split]:

@@ -20,7 +20,7 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from ..configs import WARPGROUPS, accumulators, budget
+from ..configs import MULTIPROCESSORS, WARPGROUPS, accumulators, budget
 from ..spec import Config, Gemm, Together, gemms
 from . import scheduler
 from .epilogue import THREADS
@@ -31,7 +31,6 @@ from .ring import Cursor, Ring
 
 MMA_WARPS = WARPGROUPS * 4
 TURN = 3  # named barriers: 1 and 2 belong to the epilogues, 3 and 4 say whose turn it is at the tensor cores
-MULTIPROCESSORS = 132
 
 
 class GemmSm90:
