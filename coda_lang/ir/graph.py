@@ -51,6 +51,10 @@ class Eqn:
         """The attribute `name`; KeyError where absent."""
         return dict(self.attrs)[name]
 
+    def reading(self, args: tuple[Atom, ...]) -> Eqn:
+        """The same of other arguments; itself where they are its own."""
+        return self if args == self.args else Eqn(self.out, self.op, args, self.attrs, self.span)
+
 
 @dataclass(frozen=True)
 class Tensor:

@@ -6,7 +6,7 @@ Non-goals: device details (`backend_cute`), the meaning of operators (`ops`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ..diagnostics.model import CodaError, InternalError
@@ -52,13 +52,7 @@ def states(program: Program, until: str | None = None, rows: Rows = (), strict: 
     """The state after the pass `until` (None: after all). Raises CodaError for what cannot be fused, ValueError for an unknown pass."""
     if until is not None and until not in names():
         raise ValueError(f"there is no pass {until}; the passes are {', '.join(names())}")
-    state = State(program, rows=rows, strict=strict)
-    for step in PIPELINE:
-        state = step(state)
-        _verify(state, step.__name__)
-        if step.__name__ == until:
-            break
-    return state
+    return _through(State(program, rows=rows, strict=strict), PIPELINE, until)
 
 
 def run(program: Program, rows: Rows = (), strict: bool = False) -> Plan:
@@ -90,11 +84,7 @@ def prepared(program: Program, strict: bool = False) -> Program:
 
 def run_stages(program: Program, stages: Stages, rows: Rows = ()) -> Plan:
     """The kernels of a program that is cut already. Raises CodaError (C04xx, C06xx)."""
-    state = staged(State(program, rows=rows), stages)
-    for step in PIPELINE[PIPELINE.index(cut) + 1 :]:
-        state = step(state)
-        _verify(state, step.__name__)
-    return _plan(state)
+    return _plan(_through(staged(State(program, rows=rows), stages), PIPELINE[PIPELINE.index(cut) + 1 :]))
 
 
 def _plan(state: State) -> Plan:
@@ -108,10 +98,22 @@ def after(program: Program, name: str, strict: bool = False) -> str:
     return states(program, name, strict=strict).text()
 
 
-def _verify(state: State, name: str) -> None:
+def _through(state: State, passes: Iterable[Pass], until: str | None = None) -> State:
+    """The state after these passes, verified after each."""
+    sound: dict[int, Program] = {}  # what was verified, by identity: most passes leave most programs as they are
+    for step in passes:
+        state = step(state)
+        _verify(state, step.__name__, sound)
+        if step.__name__ == until:
+            break
+    return state
+
+
+def _verify(state: State, name: str, sound: dict[int, Program]) -> None:
     try:
         for program in (state.program, *(s.program for s in state.stages)):
-            verify_program(program)
+            if id(program) not in sound:
+                sound[id(program)] = verify_program(program)
         if state.plan is not None:
             verify_plan(state.plan)
     except (ValueError, AssertionError) as e:

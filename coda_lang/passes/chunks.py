@@ -182,7 +182,7 @@ class _Chunks:
     def _after(self, p: Program, rest: list[Output], arrived: dict[str, Var], why: Eqn) -> Program:
         """The stage that goes on from whole sums."""
         eqns = [
-            replace(e, args=tuple(arrived.get(a.name, a) if isinstance(a, Var) else a for a in e.args))
+            e.reading(tuple(arrived.get(a.name, a) if isinstance(a, Var) else a for a in e.args))
             for e in p.eqns
             if e.out.name not in arrived
         ]

@@ -32,6 +32,7 @@ class Derivative:
     cotangents: tuple[tuple[str, str], ...]  # (output, input of the backward)
     gradients: tuple[tuple[str, str], ...]  # (input, output of the backward)
     totals: tuple[tuple[str, Atom], ...]  # (value, its whole cotangent), of the values that a gradient flows through
+    carries: frozenset[str]  # the forward's values through which a gradient can flow to a differentiable input
     forward: Program  # whose derivative it is
 
 
@@ -74,7 +75,7 @@ def differentiate(program: Program) -> Derivative:
     backward = replace(program, name=f"{program.name}_backward", inputs=inputs, outputs=tuple(outputs), eqns=tuple(b.eqns), doc="")
     backward, names = _renamed(backward, called)
     whole = tuple((v, replace(a, name=names.get(a.name, a.name)) if isinstance(a, Var) else a) for v, a in totals.items())
-    return Derivative(backward, tuple((o.tensor.name, t.name) for o, t in zip(sources, cotangents)), tuple(pairs), whole, program)
+    return Derivative(backward, tuple((o.tensor.name, t.name) for o, t in zip(sources, cotangents)), tuple(pairs), whole, carries, program)
 
 
 def active(program: Program) -> frozenset[str]:

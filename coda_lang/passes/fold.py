@@ -67,7 +67,7 @@ class _Fold:
         if runs is not None:
             self.runs[e.out.name] = runs
             return
-        e = replace(e, args=tuple(self.settled(a) for a in e.args))
+        e = e.reading(tuple(self.settled(a) for a in e.args))
         same = self._same(e)
         if same is not None:
             self.renamed[e.out.name] = same

@@ -66,7 +66,7 @@ def _one(a: Program, b: Program, kept: list[Output]) -> Program:
         return values.get(x.name, x) if isinstance(x, Var) else x
 
     known = {e.out.name for e in a.eqns}
-    more = tuple(replace(e, args=tuple(map(value, e.args))) for e in b.eqns if e.out.name not in known)
+    more = tuple(e.reading(tuple(map(value, e.args))) for e in b.eqns if e.out.name not in known)
     inputs: dict[str, Tensor] = {t.name: t for t in (*a.inputs, *b.inputs) if t.name not in values}
     outputs = [replace(o, value=value(o.value)) for o in b.outputs]  # type: ignore[arg-type]
     axes = {x.name: x for x in (*b.axes, *a.axes)}

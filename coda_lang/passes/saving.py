@@ -28,17 +28,40 @@ ELEMENTWISE = ("map", "lanes", "move")
 
 
 @dataclass(frozen=True)
+class Pair:
+    """A forward and its derivative as one program, simplified, its sums split where they are known earlier so."""
+
+    derivative: Derivative
+    program: Program
+    splits: tuple[Use, ...]  # of the law of sums
+
+    @property
+    def forward(self) -> Program:
+        """Simplified, with the outputs of the program."""
+        return self.derivative.forward
+
+
+@dataclass(frozen=True)
 class Joint:
     """Forward and backward of a program cut as one. `again`: products and values that the backward computes a second time."""
 
-    forward: Program  # simplified, with the outputs of the program
-    derivative: Derivative
-    both: Program
+    pair: Pair
+    both: Program  # the pair's program, in which what is computed again stands twice
     early: tuple[Program, ...]  # stages that outputs of the forward need
     late: tuple[Program, ...]
     same: tuple[tuple[str, str], ...]
     again: tuple[str, ...] = ()
     uses: tuple[Use, ...] = ()  # of laws of derivatives
+
+    @property
+    def forward(self) -> Program:
+        """Simplified, with the outputs of the program."""
+        return self.pair.forward
+
+    @property
+    def derivative(self) -> Derivative:
+        """Of the forward, as the laws left it."""
+        return self.pair.derivative
 
     @property
     def residuals(self) -> tuple[Tensor, ...]:
@@ -64,17 +87,17 @@ class Joint:
 
 def joint(forward: Program, save: Iterable[str] | None = None, recompute: Iterable[str] | None = None, strict: bool = False) -> Joint:
     """The cheapest way to cut forward and backward, under what the program (or the caller) says about saving."""
-    wanted = frozenset(forward.save if save is None else save)
-    again = all_of(_both(forward, differentiate(forward)), frozenset(forward.recompute if recompute is None else recompute), wanted)
-    best = _in_chunks(_lawful(forward, wanted, again, strict), wanted)
-    derivative, both = best.derivative, _both(forward, best.derivative)
-    tried: set[str] = set()
-    while names := [t.name for t in best.residuals if t.name not in wanted | tried and _again(both, t.name)]:
+    start, wanted = paired(differentiate(forward)), frozenset(forward.save if save is None else save)
+    again = all_of(start.program, frozenset(forward.recompute if recompute is None else recompute), wanted)
+    best = _in_chunks(_lawful(start, wanted, again, strict), wanted)
+    pair, tried = best.pair, set(wanted)
+    defs = definitions(pair.program)
+    while names := [t.name for t in best.residuals if t.name not in tried and _again(defs, t.name)]:
         for name in names:
-            other = attempt(forward, derivative, both, wanted, frozenset((*best.again, name)))
+            other = attempt(pair, wanted, frozenset((*best.again, name)))
             best = replace(other, uses=best.uses) if other.seconds() < best.seconds() else best
         tried |= set(names)
-    return replace(best, uses=(*best.uses, *_split(forward, derivative)[1]))
+    return replace(best, uses=(*best.uses, *pair.splits))
 
 
 def all_of(program: Program, names: frozenset[str], kept: frozenset[str]) -> frozenset[str]:
@@ -94,50 +117,49 @@ def all_of(program: Program, names: frozenset[str], kept: frozenset[str]) -> fro
 
 def plain(forward: Program) -> Joint:
     """The way without laws of derivatives, where nothing is computed again but as the program says."""
-    derivative = differentiate(forward)
-    both, wanted = _both(forward, derivative), frozenset(forward.save)
-    return _in_chunks(attempt(forward, derivative, both, wanted, all_of(both, frozenset(forward.recompute), wanted)), wanted)
+    pair, wanted = paired(differentiate(forward)), frozenset(forward.save)
+    return _in_chunks(attempt(pair, wanted, all_of(pair.program, frozenset(forward.recompute), wanted)), wanted)
 
 
 def _in_chunks(found: Joint, save: frozenset[str]) -> Joint:
     """The same without residuals that `chunk` says should exist for one chunk only: those are computed again."""
-    axes, both = {axis for axis, _ in found.forward.chunk}, _both(found.forward, found.derivative)
+    axes, pair = {axis for axis, _ in found.forward.chunk}, found.pair
     while wide := {t.name for t in found.residuals if len(t.axes) > 1 and axes & set(t.axes)} - save - set(found.again):
-        again = frozenset(found.again) | all_of(both, frozenset(wide), save)
-        found = replace(attempt(found.forward, found.derivative, both, save, again), uses=found.uses)
+        again = frozenset(found.again) | all_of(pair.program, frozenset(wide), save)
+        found = replace(attempt(pair, save, again), uses=found.uses)
     return found
 
 
 Choice = Mapping[str, Law | DerivativeLaw]  # at which places which law is used
 
 
-def _lawful(forward: Program, save: frozenset[str], again: frozenset[str], strict: bool) -> Joint:
+def _lawful(start: Pair, save: frozenset[str], again: frozenset[str], strict: bool) -> Joint:
     """The cheapest use of the laws of derivatives, of those that say something of the same place one. First each kind everywhere, then
     place by place another one, then without each use that gains nothing."""
-    start = differentiate(forward)
     laws = tuple(law for law in OF_DERIVATIVES if not (strict and law.strict_forbids))
+    known: dict[tuple[tuple[str, str], ...], Joint] = {}  # by the uses: several choices come to the same ones
 
     def tried(choice: Choice) -> Joint:
-        derivative, uses = start, list[Use]()
-        for law in laws:
-            derivative, more = law.rewrite(derivative, frozenset(place for place, chosen in choice.items() if chosen is law))
-            uses += more
-        return replace(attempt(forward, derivative, _both(forward, derivative), save, again), uses=tuple(uses))
+        derivative, uses = _rewritten(start.derivative, laws, choice)
+        key = tuple((u.law.name, u.place) for u in uses)
+        if key not in known:
+            known[key] = replace(attempt(paired(derivative) if uses else start, save, again), uses=uses)
+        return known[key]
 
-    sums = {law: {u.place: law for u in law.rewrite(start, None)[1]} for law in laws if law is not NARROW}
+    sums = {law: {u.place: law for u in law.rewrite(start.derivative, None)[1]} for law in laws if law is not NARROW}
     ways: list[Choice] = [{}, *({**sums.get(EULER, {}), **places} for places in sums.values())]
     best = tried({})
     if NARROW in laws:
-        ways = [{**way, **{u.place: NARROW for u in _narrowed(start, laws, way)}} for way in ways]
+        ways = [{**way, **_narrowed(start.derivative, laws, way)} for way in ways]
     for way in ways:
-        other = tried(way) if way else best
+        other = tried(way)
         best = other if other.seconds() < best.seconds() else best
     for place, law in [(place, law) for law, places in sums.items() for place in places]:
         choice = {**{u.place: u.law for u in best.uses}, place: law}
         if not best.uses or choice == {u.place: u.law for u in best.uses}:
             continue
         if NARROW in laws:
-            choice |= {u.place: NARROW for u in _narrowed(start, laws, choice)}
+            choice |= _narrowed(start.derivative, laws, choice)
         other = tried(choice)
         best = other if other.seconds() < best.seconds() else best
     for use in best.uses:
@@ -146,44 +168,45 @@ def _lawful(forward: Program, save: frozenset[str], again: frozenset[str], stric
     return best
 
 
-def _narrowed(start: Derivative, laws: Iterable[DerivativeLaw], choice: Choice) -> tuple[Use, ...]:
-    """Where values could be read rounded, after the other laws."""
-    derivative = start
+def _rewritten(derivative: Derivative, laws: Iterable[DerivativeLaw], choice: Choice) -> tuple[Derivative, tuple[Use, ...]]:
+    """The derivative with each law used where it is chosen, in order."""
+    uses: list[Use] = []
     for law in laws:
-        if law is NARROW:
-            return law.rewrite(derivative, None)[1]
-        derivative, _ = law.rewrite(derivative, frozenset(place for place, chosen in choice.items() if chosen is law))
-    return ()
+        if places := frozenset(place for place, chosen in choice.items() if chosen is law):
+            derivative, more = law.rewrite(derivative, places)
+            uses += more
+    return derivative, tuple(uses)
 
 
-def _both(forward: Program, derivative: Derivative) -> Program:
-    """Forward and backward as one program, simplified, its sums split where they are known earlier so."""
-    return _split(forward, derivative)[0]
+def _narrowed(start: Derivative, laws: tuple[DerivativeLaw, ...], choice: Choice) -> Choice:
+    """Where values could be read rounded, after the other laws."""
+    derivative, _ = _rewritten(start, laws[: laws.index(NARROW)], choice)
+    return {u.place: NARROW for u in NARROW.rewrite(derivative, None)[1]}
 
 
-def _split(forward: Program, derivative: Derivative) -> tuple[Program, tuple[Use, ...]]:
-    """The joint program, and the uses of the law on it."""
-    both = simplify(State(replace(derivative.program, outputs=(*forward.outputs, *derivative.program.outputs)))).program
-    both, uses = linear.rewrite(both, {c for _, c in derivative.cotangents})
-    return with_nominal(simplify(State(both)).program if uses else both), uses
+def paired(derivative: Derivative) -> Pair:
+    """The joint program of a derivative and its forward."""
+    program = replace(derivative.program, outputs=(*derivative.forward.outputs, *derivative.program.outputs))
+    program, splits = linear.rewrite(simplify(State(program)).program, {c for _, c in derivative.cotangents})
+    return Pair(derivative, with_nominal(simplify(State(program)).program if splits else program), splits)
 
 
-def attempt(forward: Program, derivative: Derivative, both: Program, save: frozenset[str], recompute: frozenset[str]) -> Joint:
+def attempt(pair: Pair, save: frozenset[str], recompute: frozenset[str]) -> Joint:
     """One way: `save` is stored, `recompute` is not."""
-    cotangents = frozenset(c for _, c in derivative.cotangents)
-    program, clones = computed_again(both, cotangents, recompute)
-    stages = cut(program, cotangents | clones, save & {e.out.name for e in both.eqns})
-    early, late = _apart(stages, forward, derivative, program)
-    return Joint(forward, derivative, program, early, late, stages.same, tuple(sorted(recompute)))
+    cotangents = frozenset(c for _, c in pair.derivative.cotangents)
+    program, clones = computed_again(pair.program, cotangents, recompute)
+    stages = cut(program, cotangents | clones, save & {e.out.name for e in pair.program.eqns})
+    early, late = _apart(stages, pair, program)
+    return Joint(pair, program, early, late, stages.same, tuple(sorted(recompute)))
 
 
 def computed_again(program: Program, late: frozenset[str], names: frozenset[str]) -> tuple[Program, frozenset[str]]:
     """The program whose late part has values of its own for `names` and what is element-wise of them; those values' names."""
     behind, defs = set(late), definitions(program)
     outputs = {o.value.name for o in program.outputs}
-    pending = [n for n in names if _is_product(program, n)]
+    pending = [n for n in names if _is_product(defs, n)]
     while pending:  # a sum of products with all of them
-        more = [a.name for a in defs[pending.pop()].args if isinstance(a, Var) and _is_product(program, a.name)]
+        more = [a.name for a in defs[pending.pop()].args if isinstance(a, Var) and _is_product(defs, a.name)]
         names, pending = names | set(more), pending + more
     chosen: dict[str, Eqn] = {}
     clones: dict[str, Var] = {}
@@ -207,14 +230,14 @@ def computed_again(program: Program, late: frozenset[str], names: frozenset[str]
         return clones[a.name]
 
     for e in program.eqns:
-        eqns.append(replace(e, args=tuple(map(clone, e.args))) if e.out.name in behind else e)
+        eqns.append(e.reading(tuple(map(clone, e.args))) if e.out.name in behind else e)
     made = live(replace(program, eqns=tuple(eqns)))
     return made, frozenset(v.name for v in clones.values())
 
 
-def _apart(stages: Stages, forward: Program, derivative: Derivative, both: Program) -> tuple[tuple[Program, ...], tuple[Program, ...]]:
+def _apart(stages: Stages, pair: Pair, both: Program) -> tuple[tuple[Program, ...], tuple[Program, ...]]:
     """The stages that the forward's outputs need, and the others."""
-    wanted = {o.tensor.name for o in forward.outputs}
+    wanted = {o.tensor.name for o in pair.forward.outputs}
     early: list[Program] = []
     late: list[Program] = []
     for p in reversed(stages.programs):
@@ -223,25 +246,25 @@ def _apart(stages: Stages, forward: Program, derivative: Derivative, both: Progr
             wanted |= {t.name for t in p.inputs}
         else:
             late.insert(0, p)
-    gradients = {g for _, g in derivative.gradients}
+    gradients = {g for _, g in pair.derivative.gradients}
     misplaced = [o for p in early for o in p.outputs if o.tensor.name in gradients]  # gradients that no cotangent reaches
     early = [replace(p, outputs=tuple(o for o in p.outputs if o not in misplaced)) for p in early]
     extra = [only(both, [o for o in both.outputs if o.tensor == m.tensor]) for m in misplaced]
     return tuple(only(p, p.outputs) for p in early), (*extra, *late)
 
 
-def _again(program: Program, name: str) -> bool:
+def _again(defs: Mapping[str, Eqn], name: str) -> bool:
     """May the backward compute it a second time? A reduction never: that would be a pass over memory."""
-    e = definitions(program).get(name)
-    return e is not None and (_is_product(program, name) or ops.TABLE[e.op].kind in ELEMENTWISE)
+    e = defs.get(name)
+    return e is not None and (_is_product(defs, name) or ops.TABLE[e.op].kind in ELEMENTWISE)
 
 
-def _is_product(program: Program, name: str) -> bool:
+def _is_product(defs: Mapping[str, Eqn], name: str) -> bool:
     """Is the value a product, or a sum of products?"""
-    e = definitions(program).get(name)
+    e = defs.get(name)
     if e is None or e.op not in (ops.CONTRACT.name, ops.ADD.name):
         return False
-    return e.op == ops.CONTRACT.name or all(isinstance(a, Var) and _is_product(program, a.name) for a in e.args)
+    return e.op == ops.CONTRACT.name or all(isinstance(a, Var) and _is_product(defs, a.name) for a in e.args)
 
 
 def seconds(stage: Program) -> float:
@@ -279,9 +302,9 @@ def ways(forward: Program, strict: bool = False) -> tuple[tuple[str, Joint], ...
     """Save plans to be tested, by name: the chosen one, the one without laws of derivatives, then each residual product computed again,
     then each value that autograd keeps saved, all of them, and none that can be computed again."""
     chosen = joint(forward, strict=strict)
-    derivative, both = chosen.derivative, _both(forward, chosen.derivative)
-    products = [t.name for t in chosen.residuals if _is_product(both, t.name)]
-    kept = [v.name for v in saved_by_autograd(forward) if v.name in definitions(both)]
+    defs = definitions(chosen.pair.program)
+    products = [t.name for t in chosen.residuals if _is_product(defs, t.name)]
+    kept = [v.name for v in saved_by_autograd(forward) if v.name in defs]
     told: list[tuple[str, list[str], list[str]]] = [(f"recompute {name}", [], [name]) for name in products]
     told += [(f"save {name}", [name], []) for name in kept]
     told += [("save all", kept, []), ("recompute all", [], [t.name for t in chosen.residuals])]
@@ -289,5 +312,5 @@ def ways(forward: Program, strict: bool = False) -> tuple[tuple[str, Joint], ...
     if any(u.law in OF_DERIVATIVES for u in chosen.uses):
         found.append(("no laws", plain(forward)))
     for what, save, again in told[:MOST_WAYS]:
-        found.append((what, attempt(forward, derivative, both, frozenset(save), frozenset(again))))
+        found.append((what, attempt(chosen.pair, frozenset(save), frozenset(again))))
     return tuple(found)

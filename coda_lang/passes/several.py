@@ -104,7 +104,7 @@ def fitting(program: Program) -> list[Program]:
         return [only(program, kept), *fitting(only(program, rest))] if kept else _first_apart(program, problem)
     loaded = {name: Var(o.tensor.name, o.value.ty) for name, o in held.items()}
     eqns = tuple(
-        replace(e, args=tuple(loaded.get(a.name, a) if isinstance(a, Var) else a for a in e.args))
+        e.reading(tuple(loaded.get(a.name, a) if isinstance(a, Var) else a for a in e.args))
         for e in program.eqns
         if e.out.name not in held
     )
@@ -168,28 +168,34 @@ def _half(program: Program) -> list[Var]:
 def _problem(program: Program, rows: tuple[tuple[str, frozenset[str]], ...] = ()) -> CodaError | None:
     """Why one kernel cannot be this program; None where it can."""
     try:
-        state = _kernel(State(position(program), rows=rows))
+        _alone(program, rows)
     except CodaError as e:
         return e
+    return None
+
+
+def _alone(program: Program, rows: tuple[tuple[str, frozenset[str]], ...] = ()) -> Plan:
+    """The program as one kernel. Raises CodaError with why that cannot be."""
+    state = _kernel(State(position(program), rows=rows))
     assert state.plan is not None
     wide = max(len(state.plan.gemm.accumulators), 1) * granule(state.program, state.plan)
     if wide > MAX_COLUMNS:
         text = f"`{program.name}` has {wide} columns in its narrowest tile, of {MAX_COLUMNS}"
-        return CodaError([Diagnostic("C0601", text, program.span, "this program", help="use fewer lanes, or smaller groups of columns")])
+        raise CodaError([Diagnostic("C0601", text, program.span, "this program", help="use fewer lanes, or smaller groups of columns")])
     gemm = state.plan.gemm
     held, most = _staged_bytes(state), MOST_ROWS if gemm.whole_rows else MOST_BYTES if gemm.products else 2 * MOST_BYTES
     if held > most:
         text = f"`{program.name}` loads and stores too many tiles at once: {held} bytes of {most}"
-        return CodaError([Diagnostic("C0601", text, program.span, "this program", help="store fewer outputs, or split the program")])
-    return None
+        raise CodaError([Diagnostic("C0601", text, program.span, "this program", help="store fewer outputs, or split the program")])
+    return state.plan
 
 
 def is_row_kernel(program: Program) -> bool:
     """Is this stage one kernel that keeps the statistics of its rows?"""
-    if _problem(program) is not None:
+    try:
+        return _alone(program).gemm.whole_rows
+    except CodaError:
         return False
-    plan = _kernel(State(program)).plan
-    return plan is not None and plan.gemm.whole_rows
 
 
 def _staged_bytes(state: State) -> int:
@@ -320,7 +326,7 @@ def _stored(program: Program, name: str, axes: tuple[str, ...], called: str = ""
     def rename(a: Atom) -> Atom:
         return Var(called, a.ty) if isinstance(a, Var) and a.name == name else a
 
-    eqns = tuple(replace(e, args=tuple(map(rename, e.args))) for e in program.eqns)
+    eqns = tuple(e.reading(tuple(map(rename, e.args))) for e in program.eqns)
     return replace(program, inputs=inputs, outputs=outputs, eqns=eqns)
 
 

@@ -31,12 +31,13 @@ def common(program: Program) -> Program:
         if e.op == ops.CAST.name and isinstance(args[0], Var) and args[0].ty.dtype.name == e.attr("dtype"):
             renamed[e.out.name] = args[0]
             continue
-        key = (e.op, tuple((a.value, a.dtype, str(a.value)) if isinstance(a, Lit) else a for a in args), e.attrs, e.out.ty)
+        read = tuple((a.value, a.dtype.name, str(a.value)) if isinstance(a, Lit) else a.name for a in args)
+        key = (e.op, read, e.attrs, e.out.ty.dtype.name, e.out.ty.axes)
         if key in known:
             renamed[e.out.name] = known[key]
             continue
         known[key] = e.out
-        kept.append(replace(e, args=args))
+        kept.append(e.reading(args))
     outputs = tuple(replace(o, value=renamed.get(o.value.name, o.value)) for o in program.outputs)  # type: ignore[arg-type]
     return replace(program, eqns=tuple(kept), outputs=outputs)
 

@@ -97,6 +97,10 @@ class _Cut:
         self.inputs = {t.name: t for t in program.inputs}
         self.defs = definitions(program)
         self.at = {e.out.name: i for i, e in enumerate(program.eqns)}
+        self.products = [e for e in program.eqns if e.op == ops.CONTRACT.name]
+        self.results: dict[str, list[Output]] = {}
+        for o in program.outputs:
+            self.results.setdefault(o.value.name, []).append(o)
         self.size = nominal(program)
         self.group_of = {name: g for g in found for name in g.members}
         self.stages_by_number: dict[int, _Stage] = {}
@@ -200,14 +204,13 @@ class _Cut:
         """A stage between these two that computes with what `a` is computed from, tile by tile."""
         late = a.name in self.after
         behind = {x.name for v in self._behind(a) for x in (v, *self.defs[v.name].args) if isinstance(x, Var) and x.ty.axes == a.ty.axes}
+        maps = [{x.name for x in e.args if isinstance(x, Var)} for e in self.program.eqns if ops.TABLE[e.op].kind == "map"]
+        beside = set().union(*(args for args in maps if args & behind))
+        homes = [self.home[x] for x in beside if x in self.home]
+        here = {home.stage for home in homes if not home.finished}
         for number, stage in sorted(self.stages_by_number.items()):
-            if not since < number < before or not set(a.ty.axes) <= stage.over or (number > self.barrier) != late:
-                continue
-            for e in self.program.eqns:
-                args = {x.name for x in e.args if isinstance(x, Var)}
-                here = any(x in self.home and self.home[x].stage == number and not self.home[x].finished for x in args)
-                if here and ops.TABLE[e.op].kind == "map" and args & behind:
-                    return stage
+            if since < number < before and set(a.ty.axes) <= stage.over and (number > self.barrier) == late and number in here:
+                return stage
         return None
 
     # --- what is stored ------------------------------------------------------------------------------------------------
@@ -218,7 +221,7 @@ class _Cut:
         self._keep_compared()
         self._choose()
         order = sorted(self.stages_by_number)
-        stored = self._stored_by_stage()
+        stored = {n: [v for v in values if v.name in self.kept] for n, values in self._by_stage().items()}
         same = tuple((o.tensor.name, o.value.name) for o in self.program.outputs if o.value.name in self.inputs)
         return Stages(tuple(self._program(n, stored[n]) for n in order if stored[n]), same)
 
@@ -246,25 +249,25 @@ class _Cut:
                 if any(ops.TABLE[self.defs[v.name].op].kind == "reduce" for v in self._behind(x)) and self.home[x.name].stage is not None:
                     self.kept.add(x.name)
 
-    def _stored_by_stage(self) -> dict[int, list[Var]]:
+    def _by_stage(self) -> dict[int, list[Var]]:
+        """The values that live in each stage."""
         out: dict[int, list[Var]] = {n: [] for n in self.stages_by_number}
         for e in self.program.eqns:
-            if e.out.name in self.kept and self.home[e.out.name].stage is not None:
-                out[self.home[e.out.name].stage].append(e.out)  # type: ignore[index]
+            stage = self.home[e.out.name].stage
+            if stage is not None:
+                out[stage].append(e.out)
         return out
 
     def _choose(self) -> None:
         """Keeps what later stages need: values at the frontier, or the accumulators that they come from, if those are fewer bytes."""
+        values_of = self._by_stage()
         for number in sorted(self.stages_by_number, reverse=True):
             missing: dict[int, dict[str, Var]] = {}
-            for v in self._roots(number):
-                self._missing(v, number, missing, set())
+            for v in values_of[number]:
+                if v.name in self.kept:  # a stage computes it in any case
+                    self._missing(v, number, missing, set())
             for source, values in missing.items():
                 self.kept |= set(self._cheaper(source, list(values.values())))
-
-    def _roots(self, number: int) -> list[Var]:
-        """What a stage computes in any case: all that is kept of it, and its operands."""
-        return [e.out for e in self.program.eqns if e.out.name in self.kept and self.home[e.out.name].stage == number]
 
     def _missing(self, root: Var, number: int, out: dict[int, dict[str, Var]], seen: set[str]) -> None:
         """Collects what computing `root` in stage `number` needs of other stages and cannot be rebuilt from what is stored."""
@@ -368,10 +371,7 @@ class _Cut:
                 if all(a.name in wanted for a in e.args if isinstance(a, Var)):
                     wanted[name] = e
                     del tensors[name], held[name]
-        results = {o.value.name: [] for o in self.program.outputs}  # type: dict[str, list[Output]]
-        for o in self.program.outputs:
-            results[o.value.name].append(o)
-        outputs = [o for v in stored for o in results.get(v.name) or [Output(self._tensor(v), v)]]
+        outputs = [o for v in stored for o in self.results.get(v.name) or [Output(self._tensor(v), v)]]
         used = {a for t in [*tensors.values(), *(o.tensor for o in outputs)] for a in t.axes}
         used |= {a for e in wanted.values() for a in (*e.out.ty.axes, *named(e))}
         return replace(
@@ -380,7 +380,7 @@ class _Cut:
             nominal=tuple((a, n) for a, n in self.program.nominal if a in used),
             inputs=tuple(tensors[n] for n in [*self.inputs, *self.defs] if n in tensors),
             outputs=tuple(outputs),
-            eqns=tuple(_with(e, held) for e in self.program.eqns if e.out.name in wanted),
+            eqns=tuple(_with(e, held) for e in sorted(wanted.values(), key=lambda e: self.at[e.out.name])),
             save=(),
             recompute=(),
             chunk=(),
@@ -394,17 +394,15 @@ class _Cut:
     def _tensor(self, v: Var) -> Tensor:
         """The stored form of an intermediate: an output's tensor, else one whose axes follow what it is multiplied with."""
         if v.name not in self.tensors:
-            shown = next((o.tensor for o in self.program.outputs if o.value.name == v.name), None)
-            self.tensors[v.name] = shown or Tensor(v.name, v.ty.dtype, self._order(v))
+            shown = self.results.get(v.name)
+            self.tensors[v.name] = shown[0].tensor if shown else Tensor(v.name, v.ty.dtype, self._order(v))
         return self.tensors[v.name]
 
     def _order(self, v: Var) -> tuple[str, ...]:
         """Contracted axes last and as the other operand stores them; else as in a tensor of the signature, or program order."""
         tensors = [*(o.tensor for o in self.program.outputs), *self.program.inputs]
         order = next((t.axes for t in tensors if set(t.axes) == set(v.ty.axes)), v.ty.axes)
-        for e in self.program.eqns:
-            if e.op != ops.CONTRACT.name:
-                continue
+        for e in self.products:
             for a, other in (e.args, e.args[::-1]):
                 if isinstance(a, Var) and a.name == v.name and isinstance(other, Var) and other.name in self.inputs:
                     over = set(e.attr("axes"))  # type: ignore[call-overload]
@@ -415,7 +413,7 @@ class _Cut:
 
 
 def _with(e: Eqn, held: dict[str, Var]) -> Eqn:
-    return replace(e, args=tuple(held.get(a.name, a) if isinstance(a, Var) else a for a in e.args))
+    return e.reading(tuple(held.get(a.name, a) if isinstance(a, Var) else a for a in e.args))
 
 
 def named(e: Eqn) -> set[str]:

@@ -142,7 +142,7 @@ def _backward(name: str, found: Joint, residuals: tuple[Tensor, ...]) -> Program
     def value(a: Atom) -> Atom:
         return values.get(a.name, a) if isinstance(a, Var) else a
 
-    made = replace(made, eqns=tuple(replace(e, args=tuple(map(value, e.args))) for e in eqns))
+    made = replace(made, eqns=tuple(e.reading(tuple(map(value, e.args))) for e in eqns))
     return _tidy(live(_in_order(made)))
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from ... import ops
 from ...ir.graph import Atom, Eqn, Var
 from ...ops.builder import EqnBuilder, Value
-from ..differentiate import Derivative, active
+from ..differentiate import Derivative
 from ..state import definitions
 from .degree import degree_of
 from .factors import DIVIDE
@@ -70,32 +70,36 @@ class Leaf:
     degree: float
 
 
-def leaves(derivative: Derivative, site: Site, through: tuple[str, ...]) -> list[Leaf]:
-    """How far z can be followed, `through` casts or products too."""
-    program, totals = derivative.program, dict(derivative.totals)
-    carries = active(program)
-    forward = [e for e in program.eqns if e.out.name in totals]
-    degree: dict[str, float] = {site.z.out.name: 1.0}
-    for e in forward[forward.index(site.z) + 1 :]:
-        if e.out.name not in degree and any(isinstance(a, Var) and a.name in degree for a in e.args):
-            k = degree_of(e, degree, site.kept, through)
-            if k is not None:
-                degree[e.out.name] = k
-    users: dict[str, list[Eqn]] = {}
-    for e in forward:
-        for a in e.args:
-            if isinstance(a, Var) and a.name in carries:
-                users.setdefault(a.name, []).append(e)
-    shown = {o.value.name for o in derivative.forward.outputs}
-    while True:
-        whole = {v for v in degree if v not in shown and users.get(v) and all(e.out.name in degree for e in users[v])}
-        cut = [v for v in degree if v != site.z.out.name and not _inside(definitions(program)[v], degree, whole)]
-        if not cut:
-            break
-        for v in cut:
-            del degree[v]
-    values = {e.out.name: e.out for e in forward}
-    return [Leaf(values[v], k) for v, k in degree.items() if v not in whole]
+class Following:
+    """How far values of a derivative's forward can be followed."""
+
+    def __init__(self, derivative: Derivative) -> None:
+        totals = dict(derivative.totals)
+        self.forward = [e for e in derivative.program.eqns if e.out.name in totals]
+        self.defs = {e.out.name: e for e in self.forward}
+        self.shown = {o.value.name for o in derivative.forward.outputs}
+        self.users: dict[str, list[Eqn]] = {}
+        for e in self.forward:
+            for a in e.args:
+                if isinstance(a, Var) and a.name in derivative.carries:
+                    self.users.setdefault(a.name, []).append(e)
+
+    def leaves(self, site: Site, through: tuple[str, ...]) -> list[Leaf]:
+        """How far z can be followed, `through` casts or products too."""
+        degree: dict[str, float] = {site.z.out.name: 1.0}
+        for e in self.forward[self.forward.index(site.z) + 1 :]:
+            if e.out.name not in degree and any(isinstance(a, Var) and a.name in degree for a in e.args):
+                k = degree_of(e, degree, site.kept, through)
+                if k is not None:
+                    degree[e.out.name] = k
+        while True:
+            whole = {v for v in degree if v not in self.shown and v in self.users and all(e.out.name in degree for e in self.users[v])}
+            cut = [v for v in degree if v != site.z.out.name and not _inside(self.defs[v], degree, whole)]
+            if not cut:
+                break
+            for v in cut:
+                del degree[v]
+        return [Leaf(self.defs[v].out, k) for v, k in degree.items() if v not in whole]
 
 
 def _inside(e: Eqn, degree: dict[str, float], whole: set[str]) -> bool:
@@ -110,10 +114,11 @@ def _rewriting(law: str, through: tuple[str, ...] = (), but: tuple[str, ...] = (
         """Every such gradient (or `only` those, by name) as a sum over the leaves."""
         totals, program = dict(derivative.totals), derivative.program
         chosen: dict[str, tuple[Site, list[Leaf]]] = {}
+        following = Following(derivative)
         for site in sites(derivative):
             if site.total.out.name not in chosen and (only is None or site.total.out.name in only):
-                found = leaves(derivative, site, through)
-                if not through or found != leaves(derivative, site, but):
+                found = following.leaves(site, through)
+                if not through or found != following.leaves(site, but):
                     chosen[site.total.out.name] = site, found
         if not chosen:
             return derivative, ()

@@ -39,7 +39,7 @@ def rewrite(derivative: Derivative, only: frozenset[str] | None = None) -> tuple
         return derivative, ()
 
     def changed(e: Eqn) -> Eqn:
-        return replace(e, args=tuple(swapped.get((e.out.name, a.name), a) if isinstance(a, Var) else a for a in e.args))
+        return e.reading(tuple(swapped.get((e.out.name, a.name), a) if isinstance(a, Var) else a for a in e.args))
 
     eqns = _settled(tuple(map(changed, derivative.program.eqns)), {w.name for w in swapped.values()})
     return replace(derivative, program=replace(derivative.program, eqns=eqns)), tuple(uses)
