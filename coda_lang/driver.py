@@ -112,18 +112,19 @@ def _neighbours(name: str) -> str:
 
 
 def check(text_or_path: str | os.PathLike[str] | Source, options: Options = Options()) -> tuple[Plan, ...]:
-    """Everything that can be wrong with a source, short of emitting it: one plan a program, with its derivative.
+    """Everything that can be wrong with a source, short of emitting it: a plan of each program, with its derivative. What the derivative
+    saves is not weighed as for `plan`: that there is a way says enough.
 
     Raises CodaError with all errors of the first stage that has any.
     """
     from . import passes
-    from .backend_cute.lower import lower, lower_backward
+    from .backend_cute.lower import records
 
     def checked(program: Program) -> Plan:
-        found = passes.trained(program, options.strict)
-        lower(found)
-        if found.derived:
-            lower_backward(found)
+        found = passes.checked(program, options.strict)
+        for plan in (found, *((found.derived.saving, found.derived.backward) if found.derived else ())):
+            if plan is not None:
+                records(plan)
         return found
 
     return tuple(_each(read(text_or_path), options, checked))

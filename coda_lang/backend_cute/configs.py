@@ -11,7 +11,7 @@ Vocabulary: a *warpgroup* owns `warpgroup_rows` consecutive rows of the tile, 64
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 from typing import Any
@@ -155,7 +155,7 @@ def budget(launch: Launch, config: Config) -> Budget | None:
     of tiles. A map kernel has no mainloop: nothing but tiles on their way, and `ab_stages` is 0. Gemms that run together have the same
     steps and stages, and each uses the room for tiles and stores in turn.
     """
-    widest = min(step_columns(gemm, config) for gemm in gemms(launch))
+    widest, needs = min(step_columns(gemm, config) for gemm in gemms(launch)), _needs(launch)
     steps = [widest >> i for i in range(6) if not config.step and widest % (8 << i) == 0] or [widest]
     enough = min(max(-(-AHEAD // multiply_cycles(config)), MIN_AB_STAGES), ENOUGH_AB_STAGES)
     usual = [step for step in steps if step >= 16] or steps
@@ -163,19 +163,35 @@ def budget(launch: Launch, config: Config) -> Budget | None:
         for ab_stages in range(enough, MIN_AB_STAGES - 1, -1):
             for step_n in some:
                 for store_stages, tile_stages in ((3, 4), (2, 2)):
-                    found = _divided(launch, config, step_n, store_stages, tile_stages, ab_stages)
+                    found = _divided(needs, config, step_n, store_stages, tile_stages, ab_stages)
                     if found is not None:
                         return found
     return None
 
 
-def _divided(launch: Launch, config: Config, step_n: int, store_stages: int, tile_stages: int, ab_stages: int) -> Budget | None:
+@dataclass(frozen=True)
+class _Needs:
+    """Bytes of an element of all stores, of all tiles, and of scratch for a column of a step: of the Gemm that needs most."""
+
+    store: int
+    tile: int
+    scratch: int
+    multiplies: bool
+
+
+def _needs(launch: Launch) -> _Needs:
+    parts = gemms(launch)
+    store = max(sum(element_bytes(g, s.matrix) for s in tile_stores(g)) for g in parts)
+    tile = max(sum(element_bytes(g, p.matrix) for p in g.ports if isinstance(p, Tile)) for g in parts)
+    return _Needs(store, tile, max(scratch_bytes(g, 1) for g in parts), bool(parts[0].products))
+
+
+def _divided(needs: _Needs, config: Config, step_n: int, store_stages: int, tile_stages: int, ab_stages: int) -> Budget | None:
     """The budget with steps of this width and at least so many stages, None where they do not fit."""
-    step_bytes, parts = WARPGROUPS * MMA_ROWS * step_n, gemms(launch)
-    store_bytes = max(sum(step_bytes * element_bytes(g, s.matrix) for s in tile_stores(g)) for g in parts)
-    tile_bytes = max(sum(step_bytes * element_bytes(g, p.matrix) for p in g.ports if isinstance(p, Tile)) for g in parts)
-    ab_bytes = (config.tile_m + config.tile_n) * TILE_K * 2 if parts[0].products else 0
-    fixed = SMEM_RESERVED + max(scratch_bytes(g, step_n) for g in parts)
+    step_elements = WARPGROUPS * MMA_ROWS * step_n
+    store_bytes, tile_bytes = step_elements * needs.store, step_elements * needs.tile
+    ab_bytes = (config.tile_m + config.tile_n) * TILE_K * 2 if needs.multiplies else 0
+    fixed = SMEM_RESERVED + needs.scratch * step_n
     left = SMEM_BYTES - fixed - store_stages * store_bytes - tile_stages * tile_bytes - ab_stages * ab_bytes
     if left < 0:
         return None
@@ -199,17 +215,22 @@ def scratch_bytes(gemm: Gemm, step_n: int) -> int:
     return WARPGROUPS * 2 * quantities * 4 * step_n * 4
 
 
-def _legal(launch: Launch, config: Config, limit: int) -> bool:
-    return all(_divides(gemm, config, limit) for gemm in gemms(launch)) and budget(launch, config) is not None
+def _legal(launch: Launch, config: Config, limit: int) -> Budget | None:
+    """The budget of a configuration with at most `limit` accumulator registers, whose clusters may be others; None where it is none."""
+    if config.tile_n > 256 or accumulators(config) > limit or not all(_divides(gemm, config) for gemm in gemms(launch)):
+        return None
+    return budget(launch, config)
 
 
-def _divides(gemm: Gemm, config: Config, limit: int) -> bool:
-    """Do tiles of this configuration hold whole segments, groups and steps, with at most `limit` accumulator registers?"""
-    unit = gemm.segments * gemm.granule
-    if config.tile_n % unit or step_columns(gemm, config) % 8 or config.tile_n > 256 or accumulators(config) > limit:
-        return False
+def _divides(gemm: Gemm, config: Config) -> bool:
+    """Do tiles of this configuration hold whole segments, groups and steps?"""
+    return config.tile_n % (gemm.segments * gemm.granule) == 0 and step_columns(gemm, config) % 8 == 0
+
+
+def _shared(gemm: Gemm, config: Config) -> bool:
+    """Can the blocks of a cluster share the loads of B's rows? Each loads a part of them, whole runs of a split axis."""
     split = any(len(b.rows) > 1 for product in gemm.products for b in product.b)
-    share = max(gemm.granule, 8) if split else 8  # each block of a cluster loads a part of B's rows, whole runs of a split axis
+    share = max(gemm.granule, 8) if split else 8
     return columns_per_segment(gemm, config) % (share * config.cluster_m) == 0
 
 
@@ -219,29 +240,45 @@ def offered(launch: Launch) -> tuple[Config, ...]:
     A group too wide for the registers that its epilogue leaves is offered what spills a few: slower beats refused. Not so Gemms that
     might as well run apart.
     """
-    if row_configs.of_rows(launch):
-        return row_configs.offered(gemms(launch)[0])
+    return row_configs.offered(gemms(launch)[0]) if row_configs.of_rows(launch) else tuple(config for config, _ in budgets(launch))
+
+
+def fits(launch: Launch) -> bool:
+    """Is any configuration offered?"""
+    return bool(row_configs.offered(gemms(launch)[0])) if row_configs.of_rows(launch) else any(True for _ in budgets(launch))
+
+
+def budgets(launch: Launch) -> Iterator[tuple[Config, Budget]]:
+    """What is `offered`, with its budget. Not of row kernels, which have none."""
     limit = min(map(max_accumulators, gemms(launch)))
-    return _offered(launch, limit) or (() if isinstance(launch, Together) else _offered(launch, 160))
+    none = True
+    for found in _offered(launch, limit):
+        none = False
+        yield found
+    if none and not isinstance(launch, Together):
+        yield from _offered(launch, 160)
 
 
-def _offered(launch: Launch, limit: int) -> tuple[Config, ...]:
+def _offered(launch: Launch, limit: int) -> Iterator[tuple[Config, Budget]]:
     """What is legal with at most `limit` accumulator registers."""
     unit = lcm(*(gemm.segments * gemm.granule for gemm in gemms(launch)))
     widest = [unit * (most // unit) for most in (256, 208, 128) if most >= unit]
-    found: list[Config] = []
     for pingpong, shapes in ((True, _PINGPONG_TILES), (False, _COOPERATIVE_TILES)):
         fitting = [s for s in shapes if s[1] % unit == 0]
         heights = (128, 64) if pingpong else (256, 128)
         extra = [(m, n) for m in heights for n in widest]
         for tile_m, tile_n in dict.fromkeys(fitting + (extra if len({n for _, n in fitting}) < 3 else [])):
+            memory = _legal(launch, Config(tile_m, tile_n, pingpong), limit)
+            if memory is None:
+                continue
             for cluster_m, cluster_n in _CLUSTERS:
                 config = Config(tile_m, tile_n, pingpong, cluster_m, cluster_n)
-                if _legal(launch, config, limit):
-                    found.append(config)
-    if any(gemm.products for gemm in gemms(launch)):
-        found += [config for config in _NARROW if _legal(launch, config, limit)]
-    return tuple(found)
+                if all(_shared(gemm, config) for gemm in gemms(launch)):
+                    yield config, memory
+    for config in _NARROW if any(gemm.products for gemm in gemms(launch)) else ():
+        memory = _legal(launch, config, limit)
+        if memory is not None and all(_shared(gemm, config) for gemm in gemms(launch)):
+            yield config, memory
 
 
 def wholes(program: Program | None) -> Wholes:
@@ -332,19 +369,19 @@ def portfolio(launch: Launch, whole: Launch | None = None, sms: int = MULTIPROCE
     return tuple(dict.fromkeys(default(launch, m, n, 4096, sms, whole=whole) for m, n in sizes))
 
 
-def cycles(launch: Launch, config: Config, problems: Sequence[Problem], sms: int = MULTIPROCESSORS) -> float:
+def cycles(launch: Launch, config: Config, problems: Sequence[Problem], sms: int = MULTIPROCESSORS, memory: Budget | None = None) -> float:
     """Estimated time in cycles of a multiprocessor that draws as much power as it would at a middling load.
 
     A card under a power limit slows its clock until it draws what it may. With power growing as the cube of the clock, the time for
     `busy` cycles in which `energy` is spent goes as busy**(2/3) * energy**(1/3). The constants were fitted to measurements of all
     configurations (docs/decisions/0022). Blocks take tiles in turn, all of one Gemm before the next's.
-    Of a row kernel, something to compare by.
+    Of a row kernel, something to compare by. `memory` is the configuration's budget, where it is known.
     """
     if row_configs.of_rows(launch):
         (gemm,), ((m, n, _),) = gemms(launch), problems
         return row_configs.cost(gemm, config, m, n, sms)
     area, cluster = config.tile_m * config.tile_n, config.cluster_m * config.cluster_n
-    found = budget(launch, config)
+    found = memory or budget(launch, config)
     late = max(0.0, 1 - found.ab_stages * multiply_cycles(config) / AHEAD) if found is not None and found.ab_stages else 0.0
     multiply = multiply_cycles(config) * (1 + LATE_LOSS * late)
     starts, blocks, mains, epilogues, read, written, energy = [0], [], [], [], 0.0, 0.0, 0.0

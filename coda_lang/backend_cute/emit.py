@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -31,7 +32,9 @@ def emit(plans: Iterable[Plan]) -> str:
     plans = tuple(names.kernels(p) for p in plans)
     parts = [_program(p, names, alias, runtime) for p in plans]
     text = "\n\n\n".join(parts)
-    numbers = [n for n in ("inf", "nan") if any(isinstance(x, ast.Name) and x.id == n for x in ast.walk(ast.parse(text)))]
+    mentioned = re.findall(r"\b(?:inf|nan)\b", text)
+    read = {x.id for x in ast.walk(ast.parse(text)) if isinstance(x, ast.Name)} if mentioned else set()
+    numbers = [n for n in ("inf", "nan") if n in read]
     head = _docstring(plans)
     imports = [f"from math import {', '.join(numbers)}\n"] if numbers else []
     renamed = f" as {runtime}" if runtime != "function" else ""
@@ -94,13 +97,14 @@ def _program(plan: Plan, names: Names, alias: str, runtime: str) -> str:
     """A program: its kernels, its reference, the kernels of its derivative, the callable."""
     name, derived = plan.program.name, plan.derived
     written = names.take(f"{name}_reference")
-    record, functions, blocks = _kernels(plan, lower(plan), names, alias, _about(plan), [reference(plan, written)])
+    saving = lower_saving(plan) if derived is not None and derived.saving is not None else None
+    record, functions, blocks = _kernels(plan, lower(plan, saving), names, alias, _about(plan), [reference(plan, written)])
     more: dict[str, object] = {}
     if derived is not None:
         kept = ", ".join(t.name for t in derived.residuals)
-        if derived.saving is not None:
+        if derived.saving is not None and saving is not None:
             title = f"{name} with what its backward reads: {kept}"
-            more["saving"], found, text = _kernels(derived.saving, lower_saving(plan), names, alias, title, [])
+            more["saving"], found, text = _kernels(derived.saving, saving, names, alias, title, [])
             functions, blocks = functions + found, blocks + text
         backward = derived.backward
         more["backward"], found, text = _kernels(backward, lower_backward(plan), names, alias, signature(backward.program), [])

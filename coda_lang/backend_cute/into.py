@@ -30,7 +30,7 @@ def added(program: spec.Program, functions: Functions, name: str, dtype: str) ->
     looping = {kernel_name for loop in program.loops for kernel_name in loop.kernels}
     if kernel is None or kernel == writers[0] or writers[0].name in looping:
         return None
-    if not isinstance(kernel, spec.Finish) and not configs.offered(kernel):
+    if not isinstance(kernel, spec.Finish) and not configs.fits(kernel):
         return None
     output = next(o for o in program.outputs if o.name == name)
     names = {k.name: kernel.name if k is writers[0] else k.name for k in program.kernels}

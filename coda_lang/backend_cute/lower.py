@@ -19,11 +19,11 @@ from . import spec as s
 from .together import alike, together
 
 
-def lower(plan: k.Plan) -> s.Program:
-    """The records of one program; of one that has a forward that saves, with the same kernels together as that."""
+def lower(plan: k.Plan, saving: s.Program | None = None) -> s.Program:
+    """The records of one program; of one that has a forward that saves, with the same kernels together as that (`saving`, if known)."""
     if plan.derived is None or plan.derived.saving is None:
         return together(records(plan), nominal(plan.program))
-    return alike(records(plan), lower_saving(plan))
+    return alike(records(plan), saving or lower_saving(plan))
 
 
 def lower_saving(plan: k.Plan) -> s.Program:
@@ -47,7 +47,7 @@ def records(plan: k.Plan) -> s.Program:
     for part in plan.parts:
         for kernel in part.launched:
             made = _loosened(_Lowering(part, kernel, roles).kernel())
-            if isinstance(made, s.Gemm) and not configs.offered(made):
+            if isinstance(made, s.Gemm) and not configs.fits(made):
                 raise CodaError([_too_wide(plan, made)])
             lowered.append(made)
     inputs = tuple(s.Argument(t.name, t.dtype.name, t.axes, t.const) for t in program.inputs)

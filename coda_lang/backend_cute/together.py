@@ -96,7 +96,8 @@ def costs(extents: Extents) -> Cost:
     def cost(gemms: Gemms) -> float:
         launch = spec.joined(gemms)
         sizes = configs.problems(launch, extents)
-        return LAUNCH_CYCLES + min((configs.cycles(launch, config, sizes) for config in configs.offered(launch)), default=inf)
+        found = (configs.cycles(launch, config, sizes, memory=memory) for config, memory in configs.budgets(launch))
+        return LAUNCH_CYCLES + min(found, default=inf)
 
     return cost
 

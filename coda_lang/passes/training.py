@@ -33,6 +33,17 @@ def derive(plan: Plan, forward: Program, strict: bool = False) -> Plan:
         return planned(plan, plain(forward))  # what the costs chose has no kernels; else the refusal is that of the plain way
 
 
+def derivable(plan: Plan, forward: Program, strict: bool = False) -> Plan:
+    """The same, in the first way that has kernels, not the cheapest: enough to know that there is one. Raises CodaError as `derive`."""
+    try:
+        return planned(plan, plain(forward))
+    except CodaError as problem:
+        try:
+            return planned(plan, joint(forward, strict=strict))
+        except CodaError:
+            raise problem from None
+
+
 def differentiable(program: Program) -> bool:
     """Has the program a derivative at all?"""
     inputs = any(t.dtype.kind == "float" and not t.const for t in program.inputs)
