@@ -29,8 +29,8 @@ SOURCES = PROGRAMS | {f.name: f.read_text(encoding="utf-8") for f in SPECS}
 
 
 def module(text: str, folder: Path):
-    """The emitted module, imported from a file."""
-    path = folder / "kernel.py"
+    """The emitted module, imported from a file of its own: Python takes one that changes within a second for what it was."""
+    path = folder / f"kernel{len(list(folder.iterdir()))}.py"
     path.write_text(text, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("kernel", path)
     assert spec is not None and spec.loader is not None
