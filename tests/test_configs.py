@@ -89,7 +89,7 @@ def test_loads_are_ahead_of_the_products(name):
         stage = (config.tile_m + config.tile_n) * configs.TILE_K * 2
         assert found.ab_stages == configs.MAX_AB_STAGES or configs.SMEM_BYTES - found.smem_bytes < stage
         least = min(configs.step_columns(gemm, config), 16)
-        assert found.ab_stages >= wanted or configs._divided(gemm, config, least, 2, 2, wanted) is None
+        assert found.ab_stages >= wanted or configs._divided(configs._needs(gemm), config, least, 2, 2, wanted) is None
 
 
 @pytest.mark.parametrize("m,n", [(1, 1), (1, 4096), (64, 4096), (4096, 64), (1000, 1000)])
