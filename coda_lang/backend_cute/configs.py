@@ -216,15 +216,12 @@ def scratch_bytes(gemm: Gemm, step_n: int) -> int:
 
 
 def _legal(launch: Launch, config: Config, limit: int) -> Budget | None:
-    """The budget of a configuration with at most `limit` accumulator registers, whose clusters may be others; None where it is none."""
-    if config.tile_n > 256 or accumulators(config) > limit or not all(_divides(gemm, config) for gemm in gemms(launch)):
+    """The budget of tiles that hold whole segments, groups and steps in at most `limit` accumulator registers; None where they do not.
+    It is the same for all clusters."""
+    if config.tile_n > 256 or accumulators(config) > limit:
         return None
-    return budget(launch, config)
-
-
-def _divides(gemm: Gemm, config: Config) -> bool:
-    """Do tiles of this configuration hold whole segments, groups and steps?"""
-    return config.tile_n % (gemm.segments * gemm.granule) == 0 and step_columns(gemm, config) % 8 == 0
+    whole = all(config.tile_n % (g.segments * g.granule) == 0 and step_columns(g, config) % 8 == 0 for g in gemms(launch))
+    return budget(launch, config) if whole else None
 
 
 def _shared(gemm: Gemm, config: Config) -> bool:
@@ -250,13 +247,12 @@ def fits(launch: Launch) -> bool:
 
 def budgets(launch: Launch) -> Iterator[tuple[Config, Budget]]:
     """What is `offered`, with its budget. Not of row kernels, which have none."""
-    limit = min(map(max_accumulators, gemms(launch)))
-    none = True
-    for found in _offered(launch, limit):
-        none = False
-        yield found
-    if none and not isinstance(launch, Together):
-        yield from _offered(launch, 160)
+    for limit in (min(map(max_accumulators, gemms(launch))), 160):
+        found = None
+        for found in _offered(launch, limit):
+            yield found
+        if found is not None or isinstance(launch, Together):
+            return
 
 
 def _offered(launch: Launch, limit: int) -> Iterator[tuple[Config, Budget]]:
