@@ -216,11 +216,9 @@ def scratch_bytes(gemm: Gemm, step_n: int) -> int:
 
 
 def _legal(launch: Launch, config: Config, limit: int) -> Budget | None:
-    """The budget of tiles that hold whole segments, groups and steps in at most `limit` accumulator registers; None where they do not.
-    It is the same for all clusters."""
-    if config.tile_n > 256 or accumulators(config) > limit:
-        return None
-    whole = all(config.tile_n % (g.segments * g.granule) == 0 and step_columns(g, config) % 8 == 0 for g in gemms(launch))
+    """The budget, in all clusters the same, of tiles that hold whole segments, groups and steps in at most `limit` accumulator registers."""
+    small = config.tile_n <= 256 and accumulators(config) <= limit
+    whole = small and all(config.tile_n % (g.segments * g.granule) == 0 and step_columns(g, config) % 8 == 0 for g in gemms(launch))
     return budget(launch, config) if whole else None
 
 
