@@ -216,7 +216,7 @@ def scratch_bytes(gemm: Gemm, step_n: int) -> int:
 
 
 def _legal(launch: Launch, config: Config, limit: int) -> Budget | None:
-    """The budget, in all clusters the same, of tiles that hold whole segments, groups and steps in at most `limit` accumulator registers."""
+    """The budget, the same in all clusters, of tiles of whole segments, groups and steps in at most `limit` accumulator registers."""
     small = config.tile_n <= 256 and accumulators(config) <= limit
     whole = small and all(config.tile_n % (g.segments * g.granule) == 0 and step_columns(g, config) % 8 == 0 for g in gemms(launch))
     return budget(launch, config) if whole else None
