@@ -6,7 +6,7 @@ PY      = $(BIN)/python
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint types fast check test cubins nightly gpu needs-gpu bench docs clean
+.PHONY: help setup lint types fast check test cubins nightly gpu needs-gpu bench figures docs clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,10 +49,15 @@ bench: needs-gpu ## speed of the mainloop against cuBLAS, on a Hopper GPU; table
 	$(PY) bench/gpu_mainloop.py build build/mainloop && $(PY) bench/gpu_mainloop.py run build/mainloop build/mainloop.jsonl
 	$(PY) bench/gpu_training.py --run build/training --parts speed
 	$(PY) bench/gpu_layers.py --out build/layers.jsonl --limit 900
+	$(PY) bench/gpu_rivals.py --out build/rivals.jsonl --limit 1800
 	$(PY) bench/host_time.py
 
 needs-gpu: setup
 	@$(PY) -m bench.need_gpu
+
+figures: setup ## tables and plots of docs/performance.md again, from bench/results
+	$(PY) -m bench.performance
+	$(PY) bench/plots.py
 
 docs: setup ## run every example in README.md and docs/
 	$(PY) -m pytest -q tests/test_docs.py

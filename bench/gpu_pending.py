@@ -75,6 +75,8 @@ STEPS = (
     Step("rivals", "fused kernels beside everyone that imports, LLaMA-3-8B", 450,
          (script("gpu_rivals", "--models", "8B", "--tokens", "8192", "--adapters", "coda", "coda_chunked", "gemm", "compile", "liger",
                  "quack", "coda_kernels", "--out", "{dir}/rivals.jsonl", "--limit", "{limit}"),), ("rivals.jsonl",)),
+    Step("schedules", "products of few rows with K in parts: compared, then timed", 120,
+         (("-m", "coda_lang", "tune", "specs/linear_residual.coda", "--shape", "m=64,k=8192,n=2048"),)),
     Step("models", "whole models and every program of specs/*/ against float64", 280,
          (script("gpu_models", "--parts", "model", "programs", "--out", "{dir}", "--limit", "{limit}"),), ("models.jsonl",)),
     Step("train", "a small LLaMA on text: curves for the picture", 90,

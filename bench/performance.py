@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench import roofs  # noqa: E402
+from bench import gpu_rivals, roofs  # noqa: E402
 from bench.gpu_configs import MODELS, VOCABULARY, Judged  # noqa: E402
 from bench.roofs import records  # noqa: E402
 
@@ -129,6 +129,30 @@ def fused() -> str:
                      f"{ours / ms['gemm']:.3f}", f"{ours / floor:.3f}"))  # fmt: skip
     head = ("kernel", "GEMM (cuBLAS)", "best GEMM", "compile", "coda_lang", "compile / coda_lang", "coda_lang / cuBLAS", "coda_lang / best")
     return table(head, rows)
+
+
+def rivals() -> str:
+    """Fused kernels beside other libraries."""
+    if not (roofs.RESULTS / "rivals_h200.jsonl").is_file():
+        return "No card has run `bench/gpu_rivals.py` yet."
+    head, *found = records("rivals_h200.jsonl")
+    missing = "".join(f" Left out: {why}." for why in head.get("missing", {}).values())
+    return f"{gpu_rivals.table(found)}\n\n`{head['command']}` at {head['commit']}, raw in `rivals_h200.jsonl`.{missing}"
+
+
+def norms() -> str:
+    """Norms beside a copy."""
+    if not (roofs.RESULTS / "norms_h200.jsonl").is_file():
+        return "No card has run `bench/gpu_norms.py` yet."
+    head, *found = records("norms_h200.jsonl")
+    rows = []
+    for r in (r for r in found if "us" in r):
+        parts = f"{r['us']['forward']:.1f}", f"{r['forward_of_copy']:.2f}", f"{r['backward_of_copy']:.2f}"
+        rows.append((r["program"], " × ".join(map(str, r["shape"])), *parts))
+    checked = [r for r in found if "ok" in r]
+    bad = sum(not r["ok"] for r in checked)
+    said = f"{len(checked)} comparisons with float64, {bad} wrong. `{head['command']}`, raw in `norms_h200.jsonl`."
+    return table(("norm", "rows × columns", "forward µs", "forward, of a copy's bandwidth", "backward"), rows) + f"\n\n{said}"
 
 
 def fused_memory() -> str:
@@ -358,7 +382,23 @@ def missed() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     f.__name__: f
-    for f in (right, plain, products, few, fused, fused_memory, layers, roofline, layer_roofline, tuning, host, training, missed)
+    for f in (
+        right,
+        plain,
+        products,
+        few,
+        fused,
+        fused_memory,
+        rivals,
+        norms,
+        layers,
+        roofline,
+        layer_roofline,
+        tuning,
+        host,
+        training,
+        missed,
+    )
 }
 
 

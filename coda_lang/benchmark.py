@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from .backend_cute import eager, host, plans, roofline, selfcheck, spec, timing
+from .backend_cute import eager, host, loops, plans, roofline, selfcheck, spec, timing
 from .backend_cute.binding import Binding, bind
 from .backend_cute.compile import versions
 from .backend_cute.derivative import extents as backward_extents
@@ -25,7 +25,8 @@ from .backend_cute.errors import ARCHITECTURE, refuse
 class Roof:
     """One kernel: what it has to move and multiply, the time that takes at least and what limits it, the time it took.
 
-    `floor_ms` is None, `bound` "" on a card whose peaks are not known.
+    `floor_ms` is None, `bound` "" on a card whose peaks are not known. Of a kernel that runs in chunks, all of it is of the first of its
+    `times` launches.
     """
 
     kernel: str
@@ -35,6 +36,7 @@ class Roof:
     floor_ms: float | None
     bound: str
     ms: float
+    times: int = 1
 
     @property
     def distance(self) -> float | None:
@@ -145,10 +147,20 @@ def _roofs(program: spec.Program, plan: plans.Plan, values: list[Any]) -> list[R
     ms = timing.medians(timing.interleaved(calls))
     known, work, found = roofline.peak(torch.cuda.get_device_name()), dict[str, int](), []
     for name in plan.places:
-        kernel, config = plan.kernels[name], plan.configs.get(name)
-        work.update(roofline.partials(kernel, plan.extents, config))
-        found.append(roof(roofline.of_kernel(kernel, plan.extents, config, work), ms[name], known))
+        kernel, config, chunk = plan.kernels[name], plan.configs.get(name), _chunk(program, name, plan.extents)
+        extents, times = chunk or (plan.extents, 1)
+        work.update(roofline.partials(kernel, extents, config))
+        found.append(replace(roof(roofline.of_kernel(kernel, extents, config, work), ms[name], known), times=times))
     return found
+
+
+def _chunk(program: spec.Program, kernel: str, extents: Mapping[str, int]) -> tuple[dict[str, int], int] | None:
+    """The extents of a kernel's first chunk, and how many chunks there are; None for one that runs whole."""
+    for loop in program.loops:
+        if kernel in loop.kernels:
+            found = [*loops.chunks(loop, extents)]
+            return loops.inside(loop, extents, *found[0]), len(found)
+    return None
 
 
 def roof(count: roofline.Count, ms: float, peak: roofline.Peak | None) -> Roof:
@@ -161,13 +173,13 @@ def roof(count: roofline.Count, ms: float, peak: roofline.Peak | None) -> Roof:
 def _products(parts: list, fn: Any, extents: Mapping[str, int]) -> Callable[[], Any]:
     """The plain products of all kernels by torch.mm, operands that share a tile as one matrix; random operands of the sizes."""
     made: list[tuple[Any, Any]] = []
-    for program, _ in parts:
+    for program, values in parts:
         known = backward_extents(program, extents) if program is fn.backward else extents
         for gemm in (gemm for kernel in program.kernels for gemm in spec.gemms(kernel)):
             dtype = torch.float16 if any(t.dtype == "f16" for t in gemm.tensors) else torch.bfloat16
             for m, n, k in roofline.products(gemm, {**dict(program.extents), **known}):
                 shapes = (m, k), (n * gemm.segments, k)
-                made.append(tuple(torch.randn(s, device="cuda", dtype=dtype) for s in shapes))
+                made.append(tuple(torch.randn(s, device=values[0].device, dtype=dtype) for s in shapes))
 
     def call() -> None:
         with torch.no_grad():

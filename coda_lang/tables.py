@@ -40,8 +40,8 @@ def reports(found: Iterable[Any]) -> str:
         lines += [*_table(rows), f"  host {r.host_us:.1f} us a call, first call {r.first_call_s:.2f} s", ""]
         head = ("kernel", "tiles", "MB", "GFLOP", "floor ms", "ms", "of floor", "bound by")
         kernels = [
-            (k.kernel, k.config, f"{k.bytes / 1e6:.1f}", f"{k.flops / 1e9:.1f}", f"{k.floor_ms:.4f}" if k.floor_ms is not None else "",
-             f"{k.ms:.4f}", f"{k.distance:.2f}x" if k.distance else "", k.bound)
+            (f"{k.kernel} x{k.times}" if k.times > 1 else k.kernel, k.config, f"{k.bytes / 1e6:.1f}", f"{k.flops / 1e9:.1f}",
+             f"{k.floor_ms:.4f}" if k.floor_ms is not None else "", f"{k.ms:.4f}", f"{k.distance:.2f}x" if k.distance else "", k.bound)
             for k in r.kernels
         ]  # fmt: skip
         lines += [*_table([head, *kernels]), ""]

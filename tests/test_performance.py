@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -112,3 +113,19 @@ def test_what_codac_bench_prints_as_json_is_taken_up(tmp_path, monkeypatch):
     one, rows = roofs.told()
     assert (one.name, one.bytes, one.flops, one.ms, one.raw) == ("one (128x128_pp_c1x1)", 1000, 5000, 2.0, "roofs_layer.json")
     assert rows.name == "one_rows" and rows.bound == "memory" and rows.rate == 0
+
+
+def test_rivals_and_norms_are_shown_once_a_card_has_run_them(tmp_path, monkeypatch):
+    assert "No card has run" in performance.rivals() or "| work |" in performance.rivals()
+    head = {"device": "NVIDIA H200", "commit": "abc", "command": "bench/x.py", "missing": {"quack": "quack-kernels is not installed"}}
+    record = {"work": "gemm", "of": "cube", "sizes": {"m": 1, "n": 2, "k": 3}, "ok": True, "ms": {"coda": 2.0, "gemm": 1.0, "quack": 3.0}}
+    norm = {"program": "rms", "shape": [8192, 4096], "us": {"copy": 30.0, "forward": 33.0, "both": 90.0}, "copy_TBps": 4.2}
+    norm |= {"forward_of_copy": 0.9, "backward_of_copy": 0.8}
+    for name, lines in (("rivals", [head, record]), ("norms", [head, norm, {"program": "rms", "ok": True}])):
+        (tmp_path / f"{name}_h200.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(roofs, "RESULTS", tmp_path)
+    roofs.records.cache_clear()
+    rivals, norms = performance.rivals(), performance.norms()
+    roofs.records.cache_clear()
+    assert "| gemm | cube: m 1, n 2, k 3 | 2 | 1 | 3 |" in rivals and "Left out: quack-kernels is not installed." in rivals
+    assert "| rms | 8192 × 4096 | 33.0 | 0.90 | 0.80 |" in norms and "1 comparisons with float64, 0 wrong" in norms
