@@ -199,15 +199,15 @@ def masks(fn: Any, kind: str) -> Iterator[tuple[int, ...]]:
             yield tuple(SUM if name == one else YES if name in has else NO for name in names)
 
 
-def needed(fn: Any, job: Mapping[str, Any]) -> list[compile.Job]:
-    """The objects that the calls of a job launch; plans them without data."""
+def needed(fn: Any, job: Mapping[str, Any], recorder: type[Recorder] = Recorder) -> list[compile.Job]:
+    """The objects that the calls of a job launch; plans them without data, for executables of this kind."""
     Recorder.jobs = []
     choice = forced(fn, job.get("configs", {}))
     device, tensors = torch.device("cpu"), blanks(fn.program.inputs, job["shape"])
     binding = fn.bind(tensors)
 
     def plan(program: spec.Program, functions: Any, known: Binding) -> None:
-        host.plan(program, known, blanks(program.inputs, known.extents), device, Recorder(program, functions, choice, fn.saving))
+        host.plan(program, known, blanks(program.inputs, known.extents), device, recorder(program, functions, choice, fn.saving))
 
     if job["kind"] != "training":  # a forward without gradients
         plan(fn.program, fn.functions, binding)

@@ -20,7 +20,7 @@ import gemm_cases
 
 from coda_lang import driver
 from coda_lang.backend_cute import compile as compiler
-from coda_lang.backend_cute import configs, load, row_configs, sass, spec
+from coda_lang.backend_cute import configs, load, row_configs, sass, schedules, spec
 
 SAMPLE = (
     "128x128_pp_c1x1", "256x128_coop_c2x1", "128x192_pp_c1x2", "128x208_pp_c2x1", "192x128_pp_c1x1", "256x192_coop_c1x2", "64x256_pp_c1x1",
@@ -138,6 +138,34 @@ def test_gemms_together_are_the_sum_of_what_they_are_alone(names):
 @pytest.mark.parametrize("names", TOGETHER, ids="+".join)
 def test_gemms_together_with_every_configuration(names):
     check([together(names)], configs.offered)
+
+
+SPLIT = (("linear", 4), ("reductions", 2), ("swiglu_halves", 3), ("odd_windows", 2), ("major_kn", 3))
+
+
+def in_parts(name: str, count: int) -> list[SimpleNamespace]:
+    """A hand-written Gemm with K in so many parts: their launch, and what adds them."""
+    case = gemm_cases.ALL[name]
+    made = schedules.split(case.gemm, count)
+    assert made is not None
+    functions = {**case.functions, **(schedules.functions(made, case.functions) or {})}
+    return [SimpleNamespace(gemm=kernel, functions=functions, fixed=case.fixed) for kernel in made.kernels]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, count", SPLIT)
+def test_parts_and_what_adds_them(name, count):
+    """With what is taken at few rows."""
+    check(in_parts(name, count), lambda gemm: [configs.default(gemm, 64, 2048, 8192 // count)])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", gemm_cases.ALL)
+def test_parts_of_every_gemm(name):
+    gemm = gemm_cases.ALL[name].gemm
+    counts = [count for count in (1, 2, 3, 4) if schedules.split(gemm, count)]
+    cases = [case for count in counts for case in in_parts(name, count)]
+    check(cases, lambda gemm: list(dict.fromkeys(configs.default(gemm, m, 2048, 2048) for m in (16, 64, 256))))
 
 
 @pytest.mark.slow
