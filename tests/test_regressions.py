@@ -274,3 +274,16 @@ def test_a_run_of_a_stored_axis_beside_another_is_loaded_from_its_own_columns() 
     (program,) = driver.programs(Source("p.coda", text))
     found = list(gradcheck.check(program, extents={"b": 4, "t": 2, "k": 2, "r": 3}, most=3))
     assert found and all(f.good for f in found), "\n".join(str(f) for f in found if not f.good)
+
+
+def test_a_run_whose_gradient_is_the_same_all_along_it_is_joined_with_others() -> None:
+    """The mean's gradient, spread over `kh` within the tile, had no place along the axis that it is a run of."""
+    text = (
+        "program p(x: bf16[m, k], w: bf16[head=24, k], u: bf16[m, r], v: bf16[head, r])\n"
+        "    -> (y0: bf16[qh, m], y1: bf16[m, qh], y2: bf16[m, qh], y3: f32[m])\n"
+        "a, b = split[head -> qh=16, kh=8](x @ w + u @ v)\n"
+        "y0, y1 = erf(a), erf(a)\ny2 = max(a, a)\ny3 = square(mean[kh](b))\n"
+    )
+    (program,) = driver.programs(Source("p.coda", text))
+    found = list(gradcheck.check(program, most=1))
+    assert found and all(f.good for f in found), "\n".join(str(f) for f in found if not f.good)

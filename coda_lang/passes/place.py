@@ -198,7 +198,7 @@ class _Run(Reductions):
         for a, part in zip(e.args, of):
             p = self.places[a.name]  # type: ignore[union-attr]
             at = dict(p.at)
-            if p.level != "input":
+            if part in at:  # else the value is the same all along its run
                 here = at.pop(part)
                 wanted = Along(here.axis, here.start - start) if isinstance(here, Along) else here
                 if base is not None and wanted != base:
@@ -206,8 +206,10 @@ class _Run(Reductions):
                 base = wanted
             moved.append(at)
             start += self.extents[part] or 0
-        if base is None:
+        if base is None and all(self.places[a.name].level == "input" for a in e.args):  # type: ignore[union-attr]
             return Place("input")
+        if base is None and (base := self.axis_at.get(axis)) is None:
+            return self.refuse(no.join_moves(e, of[0]))
         merged: dict[str, Along | str] = {}
         for at in moved:
             for other, x in at.items():
