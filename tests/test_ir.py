@@ -34,6 +34,7 @@ program swiglu(x: bf16[m, d], w: bf16[f, lane, d], const s: f32[]) -> (y: bf16[f
   require 'd % 8 == 0'
   save t0
   recompute t1, t2
+  distribute t4
   forward
   t0: f32[m, f, lane] = contract(x, w) axes=[d] batch=[]
   t1: f32[m, f] = lane(t0) axis=lane index=0
@@ -108,7 +109,7 @@ def test_spans_do_not_matter():
         ("program swiglu", "swiglu", "line 1: expected `program`"),
         ("axes m, d, f, lane=2", "axes m, d, f", "axis lane in the list of axes"),
         ("silu(t1)", "silu(t9)", "`t9` is not"),
-        ("silu(t1)", "silu(t1", "line 14: expected `,`, found 't4"),
+        ("silu(t1)", "silu(t1", "line 15: expected `,`, found 't4"),
         ("t3: f32[m", "t3: f99[m", "a dtype"),
         ("0.10000000149011612:f32", "0.1", "expected `:`"),
         ("}\n", "} more", "the end"),

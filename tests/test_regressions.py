@@ -287,3 +287,13 @@ def test_a_run_whose_gradient_is_the_same_all_along_it_is_joined_with_others() -
     (program,) = driver.programs(Source("p.coda", text))
     found = list(gradcheck.check(program, most=1))
     assert found and all(f.good for f in found), "\n".join(str(f) for f in found if not f.good)
+
+
+@pytest.mark.parametrize("word", ["save", "recompute"])
+@pytest.mark.parametrize("read", ["silu(a) + silu(b)", "silu(a)"], ids=["equal to another", "not used"])
+def test_what_is_said_of_a_value_outlives_it(word: str, read: str) -> None:
+    """Equal values become one, dead ones go: what named them named no value then."""
+    text = f"program p(x: bf16[m, d], w: bf16[n, d]) -> (y: bf16[m, n])\na = x @ w\nb = x @ w\ny = {read}\n{word} b\n"
+    (plan,) = driver.check(Source("p.coda", text), driver.Options())
+    kept = plan.derived is not None and any(t.axes == ("m", "n") for t in plan.derived.residuals)
+    assert kept == (word == "save" or "b" not in read)

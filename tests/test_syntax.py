@@ -140,6 +140,7 @@ p, q = a
 p, q: f16 = a, b
 save y, z
 recompute q
+distribute y, z
 require a % 8 == 0
 nominal m = 8192, n = 64
 param eps = 1e-5, ignore = -100, top = -inf
@@ -151,6 +152,7 @@ param eps = 1e-5, ignore = -100, top = -inf
         ast.Assign((t("p"), t("q", "f16")), (a, b), span=NO),
         ast.Save((n("y"), n("z")), False, span=NO),
         ast.Save((n("q"),), True, span=NO),
+        ast.Distribute((n("y"), n("z")), span=NO),
         ast.Require(bin(bin(a, "%", num(8)), "==", num(0)), span=NO),
         ast.Nominal(n("m"), 8192, span=NO),
         ast.Nominal(n("n"), 64, span=NO),

@@ -64,6 +64,7 @@ signed = numbers.flatmap(lambda n: st.sampled_from([n.value, -n.value]))
 statements = (
     assigns
     | st.builds(lambda ns, r: ast.Save(tuple(ns), r, span=NO), st.lists(names, min_size=1, max_size=3), st.booleans())
+    | st.builds(lambda ns: ast.Distribute(tuple(ns), span=NO), st.lists(names, min_size=1, max_size=3))
     | st.builds(lambda e: ast.Require(e, span=NO), exprs)
     | st.builds(lambda n, v: ast.Nominal(n, v, span=NO), names, st.integers(1, 10**9))
     | st.builds(lambda n, v: ast.Chunk(n, v, span=NO), names, st.integers(1, 10**9))
@@ -153,6 +154,8 @@ class Writer:
             return f"{', '.join(left)} = {', '.join(map(self.expr, s.values))}"
         if isinstance(s, ast.Save):
             return ("recompute " if s.recompute else "save ") + ", ".join(n.name for n in s.names)
+        if isinstance(s, ast.Distribute):
+            return "distribute " + ", ".join(n.name for n in s.names)
         if isinstance(s, ast.Require):
             return "require " + self.expr(s.condition)
         if isinstance(s, ast.Nominal):

@@ -71,9 +71,9 @@ class _Program:
                 conditions.nominal(statement)
             elif isinstance(statement, ast.Chunk):
                 conditions.chunk(statement, self.emitter.eqns)
-        saved, recomputed = self.plans()
+        told = (*self.plans(), self.distributed())
         self.extents(inputs)
-        return self.assemble(name, inputs, conditions, saved, recomputed)
+        return self.assemble(name, inputs, conditions, *told)
 
     # --- the signature ---------------------------------------------------------------------------------------------------
 
@@ -271,9 +271,26 @@ class _Program:
                 (recomputed if s.recompute else saved).append(value.atom)
         return saved, recomputed
 
+    def distributed(self) -> list[Var]:
+        """The values that `distribute` names."""
+        found: list[Var] = []
+        inputs = {i.name for i in self.program.inputs}
+        for name in (n for s in self.program.body if isinstance(s, ast.Distribute) for n in s.names):
+            value = self.evaluator.name(name, self.scope)
+            if not isinstance(value, Value):
+                continue
+            if name.name in inputs or isinstance(value.atom, Lit):
+                what_it_is = "an input" if name.name in inputs else "a constant"
+                message = f"`{name.name}` is {what_it_is}: there is nothing to distribute"
+                self.report.error("C0322", message, name.span, help="name a value that the program computes")
+            else:
+                found.append(value.atom)
+        return list(dict.fromkeys(found))
+
     # --- the result ------------------------------------------------------------------------------------------------------
 
-    def assemble(self, name: str, inputs: tuple[Tensor, ...], conditions: Conditions, saved: list[Var], recomputed: list[Var]) -> Program:
+    def assemble(self, name: str, inputs: tuple[Tensor, ...], conditions: Conditions, *told: list[Var]) -> Program:
+        """`told`: the values that are saved, recomputed, distributed."""
         names = self.emitter.finish({*self.scope.spans, *self.outputs})
         order = self.axes.ordered
         outputs = []
@@ -282,6 +299,7 @@ class _Program:
             if o and isinstance(value, Value) and isinstance(value.atom, Var):
                 outputs.append(Output(o, settled(value.atom, names)))
         eqns = renamed(self.emitter.eqns, names)
+        saved, recomputed, distributed = (tuple(settled(v, names).name for v in values) for values in told)
         assert all(e.out.ty.axes == order(e.out.ty.axes) for e in eqns)
         return Program(
             name=name,
@@ -292,8 +310,9 @@ class _Program:
             requires=tuple(conditions.requires),
             nominal=tuple(conditions.nominals.items()),
             chunk=tuple(conditions.chunks.items()),
-            save=tuple(settled(v, names).name for v in saved),
-            recompute=tuple(settled(v, names).name for v in recomputed),
+            save=saved,
+            recompute=recomputed,
+            distribute=distributed,
             forward_only=self.program.forward,
             doc=self.program.doc,
             span=self.program.span,

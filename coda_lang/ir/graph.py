@@ -12,7 +12,8 @@ Kinds of op: contract, map, reduce, lanes, move. The operator table (`coda_lang.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from ..source import Span
 from .types import Axis, DType, Ty
@@ -79,7 +80,9 @@ class Output:
 class Program:
     """One program. `axes` lists every axis once, in program order. `requires` are shape conditions: Python expressions over axis names.
 
-    `chunk`: (axis, size): what stands between kernels and carries the axis exists for so many of its positions at a time; at most one.
+    `save`, `recompute`: values that are kept, or not, for the derivative; `distribute`: operands whose products are taken apart into a
+    product and terms of rank one. `chunk`: (axis, size): what stands between kernels and carries the axis exists for so many of its
+    positions at a time; at most one.
     """
 
     name: str
@@ -91,10 +94,18 @@ class Program:
     nominal: tuple[tuple[str, int], ...] = ()
     save: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
+    distribute: tuple[str, ...] = ()
     chunk: tuple[tuple[str, int], ...] = ()
     forward_only: bool = False
     doc: str = ""
     span: Span | None = field(default=None, compare=False)
+
+    def told(self, now: Callable[[str], str | None]) -> Program:
+        """What is said of values, said of those that they are `now`; of none where one is no more."""
+        save, recompute, distribute = (
+            tuple(dict.fromkeys(n for n in map(now, names) if n is not None)) for names in (self.save, self.recompute, self.distribute)
+        )
+        return replace(self, save=save, recompute=recompute, distribute=distribute)
 
     def extent(self, axis: str) -> int | None:
         """The fixed extent of an axis, None where free."""

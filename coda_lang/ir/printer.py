@@ -17,6 +17,7 @@ def to_text(program: Program) -> str:
     lines += [f"require {condition!r}" for condition in p.requires]
     lines += [f"save {', '.join(p.save)}"] if p.save else []
     lines += [f"recompute {', '.join(p.recompute)}"] if p.recompute else []
+    lines += [f"distribute {', '.join(p.distribute)}"] if p.distribute else []
     lines += [f"chunk {name}={value}" for name, value in p.chunk]
     lines += ["forward"] if p.forward_only else []
     lines += [equation(e) for e in p.eqns]

@@ -100,6 +100,7 @@ class _Reader:
         requires = self.repeated("require", lambda: ast.literal_eval(self.next("string")))
         save = self.line(self.name) if self.header("save") else ()
         recompute = self.line(self.name) if self.header("recompute") else ()
+        distribute = self.line(self.name) if self.header("distribute") else ()
         chunk = self.repeated("chunk", self.nominal)
         forward = self.header("forward")
         eqns: list[Eqn] = []
@@ -108,7 +109,7 @@ class _Reader:
         if self.peek()[0] != "end":
             self.fail("the end")
         outputs = tuple(Output(t, self.var(value)) for t, value in results)
-        return Program(name, axes, inputs, outputs, tuple(eqns), requires, nominal, save, recompute, chunk, forward, doc)
+        return Program(name, axes, inputs, outputs, tuple(eqns), requires, nominal, save, recompute, distribute, chunk, forward, doc)
 
     def header(self, word: str) -> bool:
         """Accepts `word` unless it begins an equation (a variable may have that name)."""

@@ -71,9 +71,9 @@ def _results(program: Program, known: dict[str, Ty], names: list[str]) -> Iterat
             yield f"{what} is declared {declared}, its value {o.value.name} is {o.value.ty}"
     if not program.outputs:
         yield "there is no output"
-    for name in (*program.save, *program.recompute):
+    for name in (*program.save, *program.recompute, *program.distribute):
         if name not in known:
-            yield f"save or recompute names {name}, which is no value"
+            yield f"save, recompute or distribute names {name}, which is no value"
     for what in ("nominal", "chunk"):
         for axis, value in getattr(program, what):
             if axis not in names or value < 1:

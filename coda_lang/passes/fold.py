@@ -29,7 +29,13 @@ def fold(program: Program) -> Program:
         value = walk.settled(o.value)
         assert isinstance(value, Var)
         outputs.append(replace(o, value=value))
-    return replace(program, axes=b.axes, eqns=tuple(b.eqns), outputs=tuple(outputs))
+    folded = replace(program, axes=b.axes, eqns=tuple(b.eqns), outputs=tuple(outputs))
+    return folded.told(lambda name: name if name in walk.defs else computed(walk.renamed.get(name), None))
+
+
+def computed(now: Atom | None, otherwise: str | None) -> str | None:
+    """The name of what a value has become; `otherwise` if it has not changed, None if it is a constant."""
+    return otherwise if now is None else now.name if isinstance(now, Var) else None
 
 
 @dataclass(frozen=True)

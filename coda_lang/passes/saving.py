@@ -15,7 +15,7 @@ from math import prod
 from .. import ops
 from ..ir.graph import Atom, Eqn, Program, Tensor, Var
 from .differentiate import Derivative, differentiate
-from .laws import OF_DERIVATIVES, DerivativeLaw, Law, Use, linear
+from .laws import OF_DERIVATIVES, AnyLaw, DerivativeLaw, Use, centred_products, linear
 from .laws.euler import EULER
 from .laws.narrow import LAW as NARROW
 from .several import only, with_nominal
@@ -87,7 +87,7 @@ class Joint:
 
 def joint(forward: Program, save: Iterable[str] | None = None, recompute: Iterable[str] | None = None, strict: bool = False) -> Joint:
     """The cheapest way to cut forward and backward, under what the program (or the caller) says about saving."""
-    start, wanted = paired(differentiate(forward)), frozenset(forward.save if save is None else save)
+    start, wanted = paired(_derivative(forward, strict)), frozenset(forward.save if save is None else save)
     again = all_of(start.program, frozenset(forward.recompute if recompute is None else recompute), wanted)
     best = _in_chunks(_lawful(start, wanted, again, strict), wanted)
     pair, tried = best.pair, set(wanted)
@@ -115,10 +115,15 @@ def all_of(program: Program, names: frozenset[str], kept: frozenset[str]) -> fro
     return frozenset(found)
 
 
-def plain(forward: Program) -> Joint:
+def plain(forward: Program, strict: bool = False) -> Joint:
     """The way without laws of derivatives, where nothing is computed again but as the program says."""
-    pair, wanted = paired(differentiate(forward)), frozenset(forward.save)
+    pair, wanted = paired(_derivative(forward, strict)), frozenset(forward.save)
     return _in_chunks(attempt(pair, wanted, all_of(pair.program, frozenset(forward.recompute), wanted)), wanted)
+
+
+def _derivative(forward: Program, strict: bool) -> Derivative:
+    """The derivative; of products that were taken apart, one that cancels as well as they do."""
+    return differentiate(forward) if strict else centred_products.settled(differentiate(forward))
 
 
 def _in_chunks(found: Joint, save: frozenset[str]) -> Joint:
@@ -130,7 +135,7 @@ def _in_chunks(found: Joint, save: frozenset[str]) -> Joint:
     return found
 
 
-Choice = Mapping[str, Law | DerivativeLaw]  # at which places which law is used
+Choice = Mapping[str, AnyLaw]  # at which places which law is used
 
 
 def _lawful(start: Pair, save: frozenset[str], again: frozenset[str], strict: bool) -> Joint:
@@ -310,7 +315,7 @@ def ways(forward: Program, strict: bool = False) -> tuple[tuple[str, Joint], ...
     told += [("save all", kept, []), ("recompute all", [], [t.name for t in chosen.residuals])]
     found = [(PLANNED, chosen)]
     if any(u.law in OF_DERIVATIVES for u in chosen.uses):
-        found.append(("no laws", plain(forward)))
+        found.append(("no laws", plain(forward, strict)))
     for what, save, again in told[:MOST_WAYS]:
         found.append((what, attempt(chosen.pair, frozenset(save), frozenset(again))))
     return tuple(found)

@@ -217,7 +217,7 @@ def only(program: Program, outputs: Sequence[Output]) -> Program:
         a for e in made.eqns for a in (*e.out.ty.axes, *named(e))
     }
     axes, sizes = tuple(a for a in made.axes if a.name in used), tuple(n for n in made.nominal if n[0] in used)
-    return replace(made, inputs=inputs, axes=axes, nominal=sizes, save=(), recompute=(), chunk=())
+    return replace(made, inputs=inputs, axes=axes, nominal=sizes, save=(), recompute=(), distribute=(), chunk=())
 
 
 def each(step: Pass) -> Pass:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from .. import ops
 from ..ir.graph import Atom, Eqn, Lit, Program, Var
-from .fold import fold
+from .fold import computed, fold
 from .state import State, definitions, uses
 
 
@@ -39,7 +39,7 @@ def common(program: Program) -> Program:
         known[key] = e.out
         kept.append(e.reading(args))
     outputs = tuple(replace(o, value=renamed.get(o.value.name, o.value)) for o in program.outputs)  # type: ignore[arg-type]
-    return replace(program, eqns=tuple(kept), outputs=outputs)
+    return replace(program, eqns=tuple(kept), outputs=outputs).told(lambda name: computed(renamed.get(name), name))
 
 
 def live(program: Program) -> Program:
@@ -50,7 +50,7 @@ def live(program: Program) -> Program:
         if e.out.name in needed:
             needed |= {a.name for a in e.args if isinstance(a, Var)}
             kept.append(e)
-    return replace(program, eqns=tuple(reversed(kept)))
+    return replace(program, eqns=tuple(reversed(kept))).told(lambda name: name if name in needed else None)
 
 
 def side_by_side(program: Program) -> tuple[Program, tuple[str, ...]]:

@@ -383,6 +383,7 @@ class _Cut:
             eqns=tuple(_with(e, held) for e in sorted(wanted.values(), key=lambda e: self.at[e.out.name])),
             save=(),
             recompute=(),
+            distribute=(),
             chunk=(),
         )
 

@@ -30,13 +30,13 @@ def derive(plan: Plan, forward: Program, strict: bool = False) -> Plan:
     try:
         return planned(plan, joint(forward, strict=strict))
     except CodaError:
-        return planned(plan, plain(forward))  # what the costs chose has no kernels; else the refusal is that of the plain way
+        return planned(plan, plain(forward, strict))  # what the costs chose has no kernels; else the refusal is that of the plain way
 
 
 def derivable(plan: Plan, forward: Program, strict: bool = False) -> Plan:
     """The same, in the first way that has kernels, not the cheapest: enough to know that there is one. Raises CodaError as `derive`."""
     try:
-        return planned(plan, plain(forward))
+        return planned(plan, plain(forward, strict))
     except CodaError as problem:
         try:
             return planned(plan, joint(forward, strict=strict))
@@ -135,7 +135,7 @@ def _saving(program: Program, found: Joint, residuals: tuple[Tensor, ...]) -> Pr
     held = {e.out.name: e for e in found.both.eqns}
     made = live(replace(found.both, name=f"{program.name}_saving", inputs=program.inputs, outputs=outputs, eqns=tuple(held.values())))
     assert set(values) <= set(eqns) | {t.name for t in program.inputs}
-    return _tidy(replace(made, save=(), recompute=()))
+    return _tidy(replace(made, save=(), recompute=(), distribute=()))
 
 
 def _backward(name: str, found: Joint, residuals: tuple[Tensor, ...]) -> Program:
@@ -147,7 +147,8 @@ def _backward(name: str, found: Joint, residuals: tuple[Tensor, ...]) -> Program
     read = {t.name for p in found.late for t in p.inputs} | {o.value.name for o in outputs}
     last = [c for _, c in found.derivative.cotangents]
     inputs = sorted((t for t in available if t.name in read), key=lambda t: t.name in last)
-    made = replace(found.both, name=f"{name}_backward", inputs=tuple(inputs), outputs=outputs, eqns=eqns, save=(), recompute=(), doc="")
+    made = replace(found.both, name=f"{name}_backward", inputs=tuple(inputs), outputs=outputs, eqns=eqns, doc="")
+    made = replace(made, save=(), recompute=(), distribute=())
     values = {o.tensor.name: o.value for p in found.late for o in p.outputs}
 
     def value(a: Atom) -> Atom:

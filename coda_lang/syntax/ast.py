@@ -123,6 +123,14 @@ class Save:
 
 
 @dataclass(frozen=True)
+class Distribute:
+    """`distribute n`: the products of n may be distributed over its terms of rank one."""
+
+    names: tuple[Name, ...]
+    span: Span = _span()
+
+
+@dataclass(frozen=True)
 class Require:
     """`require d % 8 == 0`; names in `condition` are axes."""
 
@@ -157,7 +165,7 @@ class Param:
     span: Span = _span()
 
 
-Stmt = Assign | Save | Require | Nominal | Chunk | Param
+Stmt = Assign | Save | Distribute | Require | Nominal | Chunk | Param
 
 # --- top level -------------------------------------------------------------------------------------------------------
 

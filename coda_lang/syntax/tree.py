@@ -224,6 +224,10 @@ class Builder(Transformer):
         found = tuple(ast.Name(self.name_of(n), span=self.at(n)) for n in names)
         return ast.Save(found, keyword.type == "RECOMPUTE", span=self.at(keyword).to(found[-1].span))
 
+    def distribute(self, keyword: Token, *names: Token) -> ast.Distribute:
+        found = tuple(ast.Name(self.name_of(n), span=self.at(n)) for n in names)
+        return ast.Distribute(found, span=self.at(keyword).to(found[-1].span))
+
     def require(self, keyword: Token, condition: ast.Expr) -> ast.Require:
         return ast.Require(condition, span=self.at(keyword).to(condition.span))
 

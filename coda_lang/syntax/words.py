@@ -8,7 +8,7 @@ from __future__ import annotations
 import keyword
 
 # Words that begin a statement or an item; at the start of a line they end an unclosed bracket.
-STATEMENTS = ("program", "forward", "def", "param", "type", "save", "recompute", "require", "nominal", "chunk")
+STATEMENTS = ("program", "forward", "def", "param", "type", "save", "recompute", "distribute", "require", "nominal", "chunk")
 KEYWORDS = STATEMENTS + ("const", "and", "or", "not", "inf")
 DTYPES = ("bf16", "f16", "f32", "i32", "i64", "bool")  # usable as casts, never as names
 

@@ -258,4 +258,23 @@ chunk m by 2048
 """,
         "Chunk an axis over which nothing is reduced in between: the rows.",
     ),
+    Entry(
+        "C0416",
+        "an operand that cannot be distributed",
+        """`distribute n` asks that products of `n` be taken apart: into one of a part of `n`, and products of vectors. So `n` is an operand
+        of products and nothing else, and a sum of one tensor, which factors for rows and factors for contracted axes may scale, and of
+        products of such vectors: a layer norm, or codes with a zero point for each row.""",
+        """
+program block(x: bf16[m, d], g: bf16[d], w: bf16[f, d]) -> (y: bf16[m, f])
+n = rmsnorm[d](x, g, 1e-5)
+y = n @ w
+distribute n
+""",
+        """
+program block(x: bf16[m, d], g: bf16[d], w: bf16[f, d]) -> (y: bf16[m, f])
+n = rmsnorm[d](x, g, 1e-5)
+y = n @ w
+""",
+        "Drop the statement: a value that no vector is added to has nothing to be taken apart.",
+    ),
 )

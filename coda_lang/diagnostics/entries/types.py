@@ -352,4 +352,21 @@ chunk v by 4096
 """,
         "Name one free axis, and a multiple of 8.",
     ),
+    Entry(
+        "C0322",
+        "a value that cannot be distributed",
+        """`distribute n` asks that products of `n` be taken apart, so `n` is a value that the program computes.""",
+        """
+program linear(x: bf16[m, d], w: bf16[f, d]) -> (y: bf16[m, f])
+y = x @ w
+distribute x
+""",
+        """
+program linear(x: bf16[m, d], g: bf16[d], b: bf16[d], w: bf16[f, d]) -> (y: bf16[m, f])
+n = layernorm[d](x, g, b, 1e-5)
+y = n @ w
+distribute n
+""",
+        "Name a computed value.",
+    ),
 )

@@ -5,8 +5,8 @@ asks for neither u nor z: a rotation (linear, k = 1), relu, relu2, a gate times 
 as far as it is homogeneous in z, and what stands there is often stored anyway. A rotation is no case of its own: ⟨z, Rᵀdy⟩ = ⟨Rz, dy⟩.
 
 *Homogeneous when rounded* follows z through roundings too (as where a program rounds what it rotates); *adjoint swap* through products as
-well, Σₖ n·(dz@Wᵀ) = Σₙ (n@W)·dz: the row sum is then known one product earlier. Their sums are taken of rounded values, so a rounding
-moves; *homogeneous* alone moves none.
+well, Σₖ n·(dz@Wᵀ) = Σₙ (n@W)·dz: the row sum is then known one product earlier. *Homogeneous past a shift* follows z through what is added
+to it, and takes that off again. Their sums are taken of rounded values, so a rounding moves; *homogeneous* alone moves none.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ...ir.graph import Atom, Eqn, Var
 from ...ops.builder import EqnBuilder, Value
 from ..differentiate import Derivative
 from ..state import definitions
+from . import centred_products, shift
 from .degree import degree_of
 from .factors import DIVIDE
 from .law import DerivativeLaw, DerivativeRewriting, Use, place
@@ -68,6 +69,7 @@ class Leaf:
 
     value: Var
     degree: float
+    shifted: bool = False  # something that z has no part in was added on the way
 
 
 class Following:
@@ -84,14 +86,23 @@ class Following:
                 if isinstance(a, Var) and a.name in derivative.carries:
                     self.users.setdefault(a.name, []).append(e)
 
-    def leaves(self, site: Site, through: tuple[str, ...]) -> list[Leaf]:
-        """How far z can be followed, `through` casts or products too."""
+    def leaves(self, site: Site, through: tuple[str, ...], past: bool = False) -> list[Leaf]:
+        """How far z can be followed, `through` casts or products too, and `past` shifts: sums with what z has no part in."""
         degree: dict[str, float] = {site.z.out.name: 1.0}
+        shifted: set[str] = set()
         for e in self.forward[self.forward.index(site.z) + 1 :]:
-            if e.out.name not in degree and any(isinstance(a, Var) and a.name in degree for a in e.args):
-                k = degree_of(e, degree, site.kept, through)
-                if k is not None:
-                    degree[e.out.name] = k
+            carrying = [a.name for a in e.args if isinstance(a, Var) and a.name in degree]
+            if e.out.name in degree or not carrying:
+                continue
+            k = degree_of(e, degree, site.kept, through)
+            if past and k is None and shift.shifts(e, degree):
+                k = 1.0
+                shifted.add(e.out.name)
+            elif shifted & set(carrying):
+                k = k if k == 1 and shift.linear(e) else None
+                shifted.add(e.out.name)
+            if k is not None:
+                degree[e.out.name] = k
         while True:
             whole = {v for v in degree if v not in self.shown and v in self.users and all(e.out.name in degree for e in self.users[v])}
             cut = [v for v in degree if v != site.z.out.name and not _inside(self.defs[v], degree, whole)]
@@ -99,25 +110,32 @@ class Following:
                 break
             for v in cut:
                 del degree[v]
-        return [Leaf(self.defs[v].out, k) for v, k in degree.items() if v not in whole]
+        return [Leaf(self.defs[v].out, k, v in shifted) for v, k in degree.items() if v not in whole]
 
 
 def _inside(e: Eqn, degree: dict[str, float], whole: set[str]) -> bool:
-    """Do only values followed whole lead to e?"""
-    return all(a.name in whole for a in e.args if isinstance(a, Var) and a.name in degree)
+    """Do values that are followed lead to e, and all of them whole?"""
+    followed = [a.name for a in e.args if isinstance(a, Var) and a.name in degree]
+    return bool(followed) and whole.issuperset(followed)
 
 
-def _rewriting(law: str, through: tuple[str, ...] = (), but: tuple[str, ...] = ()) -> DerivativeRewriting:
-    """The rewriting of a law that follows values `through` these operators, where that leads further than `but` through those."""
+def _rewriting(law: str, through: tuple[str, ...] = (), but: tuple[str, ...] = (), past: bool = False) -> DerivativeRewriting:
+    """The rewriting of a law that follows values `through` these operators, where that leads further than `but` through those.
+
+    `past` shifts where z is a product that was taken apart (`centred_products`): errors grow with them, as was asked for there.
+    """
 
     def rewrite(derivative: Derivative, only: frozenset[str] | None = None) -> tuple[Derivative, tuple[Use, ...]]:
         """Every such gradient (or `only` those, by name) as a sum over the leaves."""
         totals, program = dict(derivative.totals), derivative.program
         chosen: dict[str, tuple[Site, list[Leaf]]] = {}
         following = Following(derivative)
+        apart = centred_products.products(derivative.forward) if past else {}
         for site in sites(derivative):
+            if past and not any(isinstance(a, Var) and a.name in apart for a in site.z.args):
+                continue
             if site.total.out.name not in chosen and (only is None or site.total.out.name in only):
-                found = following.leaves(site, through)
+                found = following.leaves(site, through, past)
                 if not through or found != following.leaves(site, but):
                     chosen[site.total.out.name] = site, found
         if not chosen:
@@ -131,7 +149,7 @@ def _rewriting(law: str, through: tuple[str, ...] = (), but: tuple[str, ...] = (
                 continue
             site, found = chosen[e.out.name]
             start = len(b.eqns)
-            b.apply(DIVIDE, (_summed(b, derivative, found, totals, site.kept), site.r))
+            b.apply(DIVIDE, (_summed(b, derivative, site, found, totals), site.r))
             b.eqns[start:] = [replace(x, span=e.span) for x in b.eqns[start:]]
             b.eqns.append(replace(b.eqns.pop(), out=e.out))
             names = " and ".join(f"{leaf.value.name}{f' (degree {leaf.degree:g})' * (leaf.degree != 1)}" for leaf in found)
@@ -153,16 +171,18 @@ def _chosen_from(derivative: Derivative, value: Var) -> bool:
     return False
 
 
-def _summed(b: EqnBuilder, derivative: Derivative, found: list[Leaf], totals: dict[str, Atom], kept: frozenset[str]) -> Value:
+def _summed(b: EqnBuilder, derivative: Derivative, site: Site, found: list[Leaf], totals: dict[str, Atom]) -> Value:
     total: Value | None = None
+    offsets = shift.Offsets(b, derivative.forward, site.z.out)
     for leaf in found:
         if leaf.degree == 0:
             continue
         cotangent = b.value(totals[leaf.value.name])
-        value = cotangent * b.value(leaf.value)
+        own = offsets.without(leaf.value) if leaf.shifted else b.value(leaf.value)
+        value = cotangent * own
         if _chosen_from(derivative, leaf.value):
             value = b.where(b.eq(cotangent, 0.0), 0.0, value)
-        over = tuple(a for a in value.ty.axes if a not in kept)
+        over = tuple(a for a in value.ty.axes if a not in site.kept)
         value = b.sum(value, axes=over) if over else value
         value = value if leaf.degree == 1 else value * leaf.degree
         total = value if total is None else total + value
@@ -190,4 +210,11 @@ ADJOINT = DerivativeLaw(
     rewrite=_rewriting("adjoint swap", (CAST, PRODUCT), but=(CAST,)),
     rounding="the sum is taken of what the rounded n gives",
 )
-BY_NAME = {law.name: law for law in (EULER, ROUNDED, ADJOINT)}
+SHIFTED = DerivativeLaw(
+    name="homogeneous past a shift",
+    statement="y = z + e ⇒ Σ z·dz = Σ (y − e)·dy",
+    condition="z is a product that was taken apart; e has no part of z; linear operators, roundings and further shifts follow",
+    rewrite=_rewriting("homogeneous past a shift", (CAST,), but=(CAST,), past=True),
+    rounding="the sum is taken of what the rounded y gives",
+)
+BY_NAME = {law.name: law for law in (EULER, ROUNDED, ADJOINT, SHIFTED)}

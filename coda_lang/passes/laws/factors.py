@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ... import ops
-from ...ir.graph import Atom, Eqn, Lit, Var
+from ...ir.graph import Atom, Eqn, Var
 from ...ops.builder import EqnBuilder, Value
 
 DIVIDE = ops.TABLE["div"].name
@@ -26,9 +26,13 @@ class Factor:
     def operator(self) -> str:
         return DIVIDE if self.under else ops.MUL.name
 
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return self.atom.ty.axes if isinstance(self.atom, Var) else ()
+
     def beside(self, over: set[str]) -> bool:
         """Has it none of these axes?"""
-        return isinstance(self.atom, Lit) or not over & set(self.atom.ty.axes)
+        return not over & set(self.axes)
 
     def __str__(self) -> str:
         shown = self.atom.name if isinstance(self.atom, Var) else repr(self.atom.value)

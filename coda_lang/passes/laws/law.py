@@ -1,7 +1,7 @@
 """What a law is: a record with its name, what it says, when it holds, what rounding it moves, and the rewriting itself.
 
-In: nothing but programs. Out: `Law` of programs, `DerivativeLaw` of a program with its backward, `Use`. Non-goals: which laws there are
-(`laws.LAWS`, `laws.OF_DERIVATIVES`), when they are applied (`passes.normalise`; `passes.training`, where they pay).
+In: nothing but programs. Out: `Law` of programs, `ChosenLaw` of places in them, `DerivativeLaw` of a program with its backward, `Use`.
+Non-goals: which laws there are (the tuples of `laws`), when they are applied (`passes.normalise`, `passes.saving`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..differentiate import Derivative
 class Use:
     """One application of a law: `at` is the equation it changed, `did` says in words what was done there and what is rounded now."""
 
-    law: Law | DerivativeLaw
+    law: AnyLaw
     at: Eqn
     did: str
     moved: tuple[str, ...] = ()  # the values that are used elsewhere now
@@ -55,6 +55,30 @@ class Law:
         return bool(self.rounding)
 
 
+ChosenRewriting = Callable[[Program, "frozenset[str] | None"], tuple[Program, tuple[Use, ...]]]
+
+
+@dataclass(frozen=True)
+class ChosenLaw:
+    """One law of programs that is used at chosen places: those where it pays, or those that the program asks for.
+
+    `rewrite(program, only)` uses it everywhere, or `only` at these places (the names of `Use.at`'s results). `places` are those that are
+    worth weighing: a cheap estimate that leaves out no place where it pays.
+    """
+
+    name: str
+    statement: str
+    condition: str
+    rewrite: ChosenRewriting
+    places: Callable[[Program], tuple[str, ...]]
+    rounding: str = ""
+
+    @property
+    def strict_forbids(self) -> bool:
+        """`--strict` forbids what moves a rounding."""
+        return bool(self.rounding)
+
+
 DerivativeRewriting = Callable[[Derivative, "frozenset[str] | None"], tuple[Derivative, tuple[Use, ...]]]
 
 
@@ -77,9 +101,12 @@ class DerivativeLaw:
         return bool(self.rounding)
 
 
+AnyLaw = Law | ChosenLaw | DerivativeLaw
+
+
 def place(e: Eqn) -> str:
     """Where an equation stands, for `Use.did`."""
     return f"{e.span}" if e.span else e.out.name
 
 
-__all__ = ["DerivativeLaw", "Law", "Rewriting", "Use", "place"]
+__all__ = ["AnyLaw", "ChosenLaw", "DerivativeLaw", "Law", "Rewriting", "Use", "place"]
