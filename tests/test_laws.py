@@ -59,6 +59,14 @@ x2 = (silu(gate) * up) @ wd + x1
 SOURCES = (*PROGRAMS.values(), MLP_BLOCK, LM_HEAD, DEQUANTISE, QUOTIENT, CONTRACTED)
 NORMS = [ROTATED, REGLU, WRITTEN, *(NORM.format(t=t, f=f) for t in ("bf16", "f16") for f in ("relu", "relu2", "silu", "abs"))]
 NORMS += [RELU.format(f=f) for f in ("relu", "relu2", "tanh")] + [ALONE.format(t=t, f=f) for t in ("bf16", "f16") for f in ("exp", "relu2")]
+APART = """
+program p(x: bf16[m, d], g: bf16[d], b: bf16[d], w: bf16[f, d], c: bf16[f]) -> (y: bf16[m, f])
+n = layernorm[d](x, g, b, 1e-5)
+h: bf16 = {h}
+y = {y}
+distribute n
+"""
+NORMS += [APART.format(h="n @ w + c", y=y) for y in ("gelu(h)", "h")] + [APART.format(h="2.0 * (n @ w)", y="relu(h) + h")]
 EVERY = pytest.mark.parametrize("law", (*ASKED, *LAWS, *CHOSEN), ids=lambda law: law.name)
 ALL: tuple[AnyLaw, ...] = (*ASKED, *LAWS, *CHOSEN, *OF_DERIVATIVES)
 EVERY_OTHER = pytest.mark.parametrize("law", OF_DERIVATIVES, ids=lambda law: law.name)
