@@ -107,21 +107,20 @@ def same_as_written(written: Program, after: Program, seed: int) -> None:
         torch.testing.assert_close(found[name], truth.double(), rtol=1e-6, atol=1e-7)
 
 
-USED: list[int] = []
+def test_values_and_gradients_are_those_of_the_program_as_written() -> None:
+    used: list[bool] = []
 
+    @settings(max_examples=100, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(text=norms(), seed=st.integers(0, 99))
+    def one(text: str, seed: int) -> None:
+        program = only(text)
+        after, uses = rank_one.rewrite(passes.prepared(program, strict=True))
+        used.append(bool(uses))
+        if uses:
+            same_as_written(program, after, seed)
 
-@settings(max_examples=100, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-@given(text=norms(), seed=st.integers(0, 99))
-def test_values_and_gradients_are_those_of_the_program_as_written(text: str, seed: int) -> None:
-    program = only(text)
-    after, uses = rank_one.rewrite(passes.prepared(program, strict=True))
-    USED.append(len(uses))
-    if uses:
-        same_as_written(program, after, seed)
-
-
-def test_the_random_programs_use_the_law() -> None:
-    assert sum(n > 0 for n in USED) >= len(USED) / 3 >= 30
+    one()
+    assert sum(used) > len(used) / 3, "most random programs have nothing to be taken apart"
 
 
 @pytest.mark.slow
