@@ -15,6 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 import coda_lang  # noqa: E402
 from coda_lang import driver, passes  # noqa: E402
 from coda_lang.backend_cute import arguments, compile, configs, host, load, schedules, spec  # noqa: E402
+from coda_lang.backend_cute.autograd import gradients_planned  # noqa: E402
 from coda_lang.backend_cute.emit import emit  # noqa: E402
 from coda_lang.backend_cute.function import Compiled, Function, fixed  # noqa: E402
 from coda_lang.backend_cute.selfcheck import error, inputs  # noqa: E402
@@ -189,6 +190,22 @@ def test_specs_in_parts(name, tmp_path):
 def test_the_gallery_in_parts(name, tmp_path):
     for fn in functions(gallery.PROGRAMS[name], tmp_path):
         check(fn, extents_of(fn, 7, 48, 136), (2, 3))
+
+
+@pytest.mark.parametrize("name, count, least", [("llama/layer", 2, 3), ("gpt2/attn_out_mlp", 1, 4)])
+def test_whole_layers_in_parts(name, count, least, tmp_path):
+    """Programs of many kernels: outputs, and gradients by the backward in parts, in float64."""
+    sizes = {"m": 37, "head": 2, "kv": 1, "qh": 2, "kh": 1}
+    (fn,) = functions(text_of(name), tmp_path)
+    extents = {a: sizes.get(a, 136) if n is None else n for a, n in fn.program.extents}
+    extents |= {other: extents[one] for one, other in fn.program.equal}
+    tensors = inputs(fn.program, extents, 3, "cpu")
+    planned = gradients_planned(fn, tensors, given := {o.name: torch.randn([extents[a] for a in o.axes]) for o in fn.program.outputs})
+    cut = with_objects(fn, Split(fn, count))
+    assert len(schedules.scheduled(fn.program, extents, torch.device("cpu"), cut.objects).splits) >= least
+    found = gradients_planned(cut, tensors, given)
+    assert found.keys() == planned.keys() and all(error(found[k], planned[k]) < 1e-12 for k in found)
+    assert check(fn, extents, (count,)) == 1
 
 
 @pytest.fixture(scope="module")
