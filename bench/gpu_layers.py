@@ -26,7 +26,7 @@ import torch.nn.functional as F
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench import protocol, rivals, training_cases  # noqa: E402
+from bench import need_gpu, protocol, rivals, training_cases  # noqa: E402
 from bench.protocol import Call, Method, no_grad, several  # noqa: E402
 
 # Width, feed-forward width, heads, heads of keys and values, dims of a head; words.
@@ -321,6 +321,7 @@ def main() -> int:
     if options.table:
         print(table([json.loads(line) for line in options.table.read_text().splitlines()]))
         return 0
+    need_gpu.insist()
     return run(options)
 
 

@@ -201,6 +201,9 @@ def main() -> int:
     if options.list:
         print(listing())
         return 0
+    from bench import need_gpu
+
+    need_gpu.insist()
     return run(options)
 
 

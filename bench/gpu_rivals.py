@@ -23,7 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench import protocol, rivals, works
+from bench import need_gpu, protocol, rivals, works
 from coda_lang.backend_cute import timing
 
 AHEAD = 10_000_000  # cycles that the GPU waits before a step of a small work, whose launches take the host longer than it
@@ -134,6 +134,7 @@ def main() -> int:
     if options.table:
         print(table([json.loads(line) for line in options.table.read_text(encoding="utf-8").splitlines()]))
         return 0
+    need_gpu.insist()
     return run(options)
 
 

@@ -21,9 +21,14 @@ def missing() -> str:
     return ""
 
 
-if __name__ == "__main__":
+def insist() -> None:
+    """Leave with status 1, and what to do instead, where `missing` finds something."""
     problem = missing()
     if problem:
         print(f"this command needs a Hopper GPU (H100, H200), its driver and a CUDA build of torch: {problem}.", file=sys.stderr)
         print("without one, `make test` runs every other test and `make cubins` compiles every kernel and inspects it.", file=sys.stderr)
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    insist()

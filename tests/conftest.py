@@ -15,10 +15,10 @@ if str(ROOT) not in sys.path:
 # Files that check numbers of many whole programs, or start processes: `make check` leaves them to `make test`, to stay under a minute on
 # two cores.
 WHOLE_PROGRAMS = {
-    "test_batches", "test_chunks", "test_cli", "test_docs", "test_gpu_models", "test_gpu_specs", "test_gpu_training",
+    "test_batches", "test_chunks", "test_cli", "test_docs", "test_gpu_models", "test_gpu_pending", "test_gpu_specs", "test_gpu_training",
     "test_host_programs", "test_into", "test_laws", "test_load", "test_losses", "test_memory", "test_model_specs", "test_moments",
     "test_nn", "test_nn_sharded", "test_nn_types", "test_regressions", "test_rows", "test_selfcheck", "test_several", "test_theorem",
-    "test_together", "test_training", "test_tune",
+    "test_performance", "test_rivals", "test_together", "test_training", "test_tune",
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from bench import gpu_pending
+from bench import gpu_pending, need_gpu
 from bench.gpu_pending import Step
 
 
@@ -115,3 +116,13 @@ def test_the_readme_shows_the_list(root):
     page = (root / "bench" / "README.md").read_text(encoding="utf-8")
     assert gpu_pending.listing() in page, "python bench/gpu_pending.py --list prints what stands in bench/README.md"
     assert "90 s" in gpu_pending.listing() and "(needs pytest)" in gpu_pending.listing()
+
+
+@pytest.mark.parametrize("name", ["gpu_pending", "gpu_rivals", "gpu_layers"])
+def test_without_a_gpu_it_is_said_and_nothing_is_run(name, tmp_path, monkeypatch, capsys):
+    module = importlib.import_module(f"bench.{name}")
+    monkeypatch.setattr(need_gpu, "missing", lambda: "torch finds no CUDA device")
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as left:
+        module.main()
+    assert left.value.code == 1 and "needs a Hopper GPU" in capsys.readouterr().err and not (tmp_path / "out").exists()
