@@ -54,7 +54,7 @@ def test_a_node_of_autograd_costs_little_more_than_an_empty_one(case) -> None:
     fn, tensors = case
     (ours, ours_c), (empty, empty_c) = counted(training(fn, *tensors)), counted(training(Empty.apply, *tensors))
     assert fn.last_path == fn.last_backward == "kernels"
-    launches = 1 + len(next(iter(next(iter(fn._training.kinds.values())).steps.values()))[0].launches)
+    launches = 1 + len(next(iter(next(iter(fn._training.kinds.values())).steps.values())).plan.launches)
     assert ours <= empty + 12 + 5 * launches
     assert ours_c <= empty_c + 30 + 4 * launches
 

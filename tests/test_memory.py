@@ -110,7 +110,8 @@ def test_saved_tensors_stay_where_somebody_else_holds_them(plan: Plan, monkeypat
 
 
 @kernels
-def test_a_backward_drops_saved_tensors_as_it_goes_unless_the_graph_is_retained(path: str) -> None:
+def test_a_backward_drops_saved_tensors_as_it_goes_unless_the_graph_is_retained(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CODA_DONATE", "0")  # what is overwritten stays
     fn, _ = function(SWIGLU_TRAINED, path)
     there = dict[str, bool]()
 

@@ -13,15 +13,15 @@ Non-goals: what to run (`derivative`), planning a launch (`host`), second deriva
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from . import accumulate, arguments, errors, host, plans, schedules, spec, torch_fns, twin
+from . import accumulate, arguments, donate, errors, host, plans, schedules, spec, torch_fns, twin
 from .binding import Binding
 from .derivative import NO, YES, Derivative, Saving, Step, extents
-from .nodes import Extents, Gradient, Kind, Place, giver, picker
+from .nodes import Backward, Extents, Gradient, Kind, Place, giver, picker
 from .prune import prune
 
 
@@ -37,8 +37,8 @@ class Way(Protocol):
     def plan(self, saving: Saving, key: tuple | None) -> plans.Plan | None:
         """What `forward` runs for calls of this kind and nothing besides; None where it is more than a plan."""
 
-    def plan_backward(self, step: Step, key: Sequence[Any], known: Extents) -> plans.Plan | None:
-        """The same of `backward`; `key` holds the kind of each of its arguments."""
+    def plan_backward(self, step: Step, given: Sequence[Any], known: Extents, owned: Collection[str] = ()) -> plans.Plan | None:
+        """The same of `backward`; arguments in `owned` may be overwritten."""
 
 
 class Training:
@@ -91,20 +91,14 @@ class Training:
             ctx.mark_non_differentiable(*[o for o, smooth in zip(outputs, self.derivative.smooth) if not smooth])
         return outputs
 
-    def backward(self, ctx: Any, cotangents: tuple, key: tuple, saved: tuple) -> tuple[torch.Tensor | None, ...]:
-        """`Kind.backward`, where it is not one of its steps."""
-        gradients, step = self._backward(ctx, cotangents, key[0], saved)
-        if ctx.kind.plan is not None:
-            self._remember(ctx.kind, key, step, cotangents)
-        return None, *gradients
-
-    def _remember(self, kind: Kind, key: tuple, step: Step, cotangents: Sequence[Any]) -> None:
-        """Keep what a backward did, where it was nothing but a plan over saved tensors and cotangents as they came."""
+    def learn(self, kind: Kind, key: tuple, saved: tuple, cotangents: tuple) -> Backward | None:
+        """How backwards of a kind are made, where one is nothing but a plan over saved tensors and cotangents as they come."""
         asked, saved_key, cotangents_key = key
-        if saved_key is None or cotangents_key is None or max(asked) > YES or not (step.program.inputs and step.program.outputs):
-            return
-        if any(isinstance(place, tuple) for place in step.gives):
-            return
+        if kind.plan is None or saved_key is None or cotangents_key is None or max(asked) > YES:
+            return None
+        step = self.derivative.step(asked, [g is not None for g in cotangents])
+        if not (step.program.inputs and step.program.outputs) or any(isinstance(place, tuple) for place in step.gives):
+            return None
         reads = []
         for source, argument in zip(step.reads, step.program.inputs):
             if isinstance(source, str):
@@ -112,21 +106,33 @@ class Training:
             elif source >= 0 and getattr(cotangents[source], "dtype", None) is torch_fns.DTYPES[argument.dtype]:
                 reads.append(len(kind.saving.kept) + source)
             else:
-                return
-        plan = self.way.plan_backward(step, [(*saved_key, *cotangents_key)[i] for i in reads], kind.extents)
-        if plan is not None:
-            sizes = extents(step.program, kind.extents)
-            declared = [tuple(sizes[a] for a in o.axes) for o in step.program.outputs]
-            places: list[Place | None] = []
-            for place, shape in zip(step.gives, kind.shapes, strict=True):
-                there = isinstance(place, int)  # dims that arrived merged or split come back so
-                places.append((place, None if declared[place] == tuple(shape) else shape) if there else None)  # type: ignore[arg-type, index]
-            kind.steps[key] = plan, picker(reads), giver(places)
+                return None
+        pick = picker(reads)
+        given = pick((*saved, *cotangents))
+        plan = self.way.plan_backward(step, given, kind.extents)
+        if plan is None:
+            return None
+        sizes = extents(step.program, kind.extents)
+        declared = [tuple(sizes[a] for a in o.axes) for o in step.program.outputs]
+        places: list[Place | None] = []
+        for place, shape in zip(step.gives, kind.shapes, strict=True):
+            there = isinstance(place, int)  # dims that arrived merged or split come back so
+            places.append((place, None if declared[place] == tuple(shape) else shape) if there else None)  # type: ignore[arg-type, index]
+        kind.steps[key] = Backward(plan, pick, giver(places), *self._donating(kind, step, given))
+        return kind.steps[key]
 
-    def _backward(
-        self, ctx: Any, cotangents: Sequence[torch.Tensor | None], asked: tuple[int, ...], saved: Sequence[Any]
-    ) -> tuple[list[torch.Tensor | None], Step]:
-        """The gradients, and the step that made them."""
+    def _donating(self, kind: Kind, step: Step, given: Sequence[Any]) -> tuple[plans.Plan | None, tuple[int, ...]]:
+        """The plan that overwrites what it may, and which of its arguments; only what the saving forward made for the backward alone."""
+        names = [a.name for a in step.program.inputs]
+        owned = [name for name, source in zip(names, step.reads) if source in kind.saving.extra]
+        if not donate.pairs(step.program, owned, donate.wanted()):
+            return None, ()
+        plan = self.way.plan_backward(step, given, kind.extents, owned)
+        donors = tuple(names.index(name) for name in plan.over.values()) if plan is not None else ()
+        return (plan, donors) if donors else (None, ())
+
+    def backward(self, ctx: Any, cotangents: tuple, asked: tuple[int, ...], saved: tuple) -> tuple[torch.Tensor | None, ...]:
+        """`Kind.backward`, where it is none of its steps: a gradient an input, None where none is asked for."""
         known = ctx.kind.extents
         kept = {n: t if t is not None else v for n, t, v in zip(ctx.kind.saving.kept, saved, ctx.numbers or saved)}
         step = self.derivative.step(asked, [g is not None for g in cotangents])
@@ -158,7 +164,7 @@ class Training:
                 gradients.append(None)
             else:
                 gradients.append(g if g.shape == ctx.kind.shapes[i] else g.reshape(ctx.kind.shapes[i]))
-        return gradients, step
+        return None, *gradients
 
     def _axes(self, step: Step, name: str) -> tuple[str, ...]:
         return next(a.axes for a in step.program.inputs if a.name == name)
@@ -217,20 +223,13 @@ class Eager:
 
     def backward(self, step: Step, given: Sequence[Any], known: Extents) -> list[torch.Tensor]:
         """The gradients with one dim per axis."""
-        runner = self.runner(step)
-        key = self._key(arguments.key(given), known)
-        plan = runner.plans.get(key) if key is not None else None
-        if plan is None:
-            device = arguments.check(step.program, given)
-            binding = Binding(extents(step.program, known))
-            if not arguments.runs_kernels(device):
-                self.fn.last_backward = "planned"
-                values = arguments.declared(step.program, given, binding, device)
-                return run_twin(step.program, step.functions, values, binding.extents, objects=runner.objects)
-            plan = runner.plan(key, given, binding, device)
-        self.fn.last_backward = "kernels"
-        return plan.run(given)
-
+        plan = self.plan_backward(step, given, known)
+        if plan is not None:
+            self.fn.last_backward = "kernels"
+            return plan.run(given)
+        self.fn.last_backward, binding = "planned", Binding(extents(step.program, known))
+        values = arguments.declared(step.program, given, binding, arguments.device_of(given))
+        return run_twin(step.program, step.functions, values, binding.extents, objects=self.runner(step).objects)
 
     def _key(self, key: tuple | None, known: Extents) -> tuple | None:
         """Of a backward, whose arguments may not tell every extent."""
@@ -242,9 +241,15 @@ class Eager:
             return None
         return self.fn.kept_plan(key) if saving.program is None else self.runner(saving).plans.get(key)
 
-    def plan_backward(self, step: Step, key: Sequence[Any], known: Extents) -> plans.Plan | None:
-        """A kept plan of the backward."""
-        return self.runner(step).plans.get(self._key(tuple(key), known))
+    def plan_backward(self, step: Step, given: Sequence[Any], known: Extents, owned: Collection[str] = ()) -> plans.Plan | None:
+        """What a backward's kernels do; None where it runs none. Those that overwrite are not kept here."""
+        runner, key = self.runner(step), None if owned else self._key(arguments.key(given), known)
+        plan = runner.plans.get(key) if key is not None else None
+        if plan is None:
+            device = arguments.check(step.program, given)
+            if arguments.runs_kernels(device):
+                plan = runner.plan(key, given, Binding(extents(step.program, known)), device, owned)
+        return plan
 
 
 class Runner:
@@ -254,10 +259,12 @@ class Runner:
         self.program, self.functions, self.objects = program, functions, objects
         self.plans: plans.Kept = plans.Kept()
 
-    def plan(self, key: tuple | None, tensors: Sequence[Any], binding: Binding, device: torch.device) -> plans.Plan:
+    def plan(
+        self, key: tuple | None, tensors: Sequence[Any], binding: Binding, device: torch.device, owned: Collection[str] = ()
+    ) -> plans.Plan:
         """Decide calls of this kind."""
         arguments.check_gpu(self.program, device, self.objects.arch)
-        plan = host.plan(self.program, binding, tensors, device, self.objects)
+        plan = host.plan(self.program, binding, tensors, device, self.objects, owned)
         if key is not None:
             self.plans.keep(key, plan)
         return plan

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
-from . import configs, layout, loops, schedules, spec
+from . import configs, donate, layout, loops, schedules, spec
 from .binding import Binding
 from .host_loops import Looping, Pool
 from .host_work import Working
@@ -87,10 +87,18 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else configs.MULTIPROCESSORS
 
 
-def plan(program: spec.Program, binding: Binding, arguments: Sequence[Any], device: torch.device, objects: Objects) -> Plan:
-    """Decide a call. `arguments` are checked: tensors on `device` that `binding` describes, or floats for scalars."""
+def plan(
+    program: spec.Program,
+    binding: Binding,
+    arguments: Sequence[Any],
+    device: torch.device,
+    objects: Objects,
+    owned: Collection[str] = (),
+) -> Plan:
+    """Decide a call. `arguments` are checked: tensors on `device` that `binding` describes, or floats for scalars. Those in `owned` may be
+    overwritten, since nobody holds them when the plan is run."""
     made = schedules.scheduled(program, binding.extents, device, objects)
-    found = _Planner(made.program, binding, arguments, device, made.serving(objects)).plan
+    found = _Planner(made.program, binding, arguments, device, made.serving(objects), owned).plan
     found.notes += [s.note for s in made.splits]
     return found
 
@@ -98,7 +106,16 @@ def plan(program: spec.Program, binding: Binding, arguments: Sequence[Any], devi
 class _Planner(Looping, Working):
     """Builds a plan step by step. `meta[slot]` is what the slot will hold, without data; `home` the slot of a tensor in declared dims."""
 
-    def __init__(self, program: spec.Program, binding: Binding, arguments: Sequence[Any], device: torch.device, objects: Objects) -> None:
+    def __init__(
+        self,
+        program: spec.Program,
+        binding: Binding,
+        arguments: Sequence[Any],
+        device: torch.device,
+        objects: Objects,
+        owned: Collection[str],
+    ) -> None:
+        self.over = donate.pairs(program, owned, donate.wanted()) if owned else {}
         self.program, self.binding, self.extents, self.objects = program, binding, binding.extents, objects
         self.plan = Plan(binding.extents, device)
         self.meta: list[torch.Tensor] = []
@@ -192,10 +209,27 @@ class _Planner(Looping, Working):
 
     def _temporary(self, name: str, *names: str) -> int:
         """A tensor between kernels (known by several names), with strides for which the modes of every kernel that uses it are views."""
+        return self._new(self.binding.declared(self.declared[name]), self._shared(name, *names), DTYPES[self.declared[name].dtype])
+
+    def _shared(self, name: str, *names: str) -> tuple[int, ...]:
         argument = self.declared[name]
         records = [t for k in self.program.kernels for t in k.tensors if t.name in (name, *names)]
-        strides = layout.shared(argument.dtype, self.binding.declared(argument), [r.modes for r in records])
-        return self._new(self.binding.declared(argument), strides, DTYPES[argument.dtype])
+        return layout.shared(argument.dtype, self.binding.declared(argument), [r.modes for r in records])
+
+    def _donated(self, record: spec.Tensor, packed: bool, strides: tuple[int, ...]) -> int | None:
+        """An owned input's slot in whose place a tensor with these strides may be written; None where there is none that lies so."""
+        given = self.over.get(record.name, "")
+        if not given:
+            return None
+        slot, shape = self.home[given], self.binding.declared(self.declared[record.name])
+        meta, lies = self.meta[slot], strides == layout.contiguous(shape)
+        if not (lies and meta.is_contiguous() and meta.dtype == DTYPES[record.dtype] and meta.numel() == math.prod(shape)):
+            return None
+        if self._judged(slot, record, packed).reason:
+            return None
+        self.plan.over[record.name] = given
+        self.plan.notes.append(f"{record.name} is written in the place of {given}")
+        return self._view(slot, shape, strides)
 
     def _unmerged(self, record: spec.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The extents of all axes in the order of the modes, and where each stands among the declared dims."""
@@ -262,7 +296,7 @@ class _Planner(Looping, Working):
             return self._into(kernel, record, packed)
         if record.name in self.temps:
             return self._between(kernel, record, packed)
-        result = self._fresh(argument)
+        result = self._fresh(argument, self._donated(record, packed, layout.contiguous(self.binding.returned(argument))))
         if not shape:
             return self._view(result, (1,), (1,))
         view = self._as_modes(result, record)
@@ -281,15 +315,21 @@ class _Planner(Looping, Working):
         self.after.append(Step(lambda made, written: made.view(declared).copy_(written.view(unmerged).permute(back)), (result, temporary)))
         return temporary
 
-    def _fresh(self, argument: spec.Argument) -> int:
+    def _fresh(self, argument: spec.Argument, donated: int | None = None) -> int:
         """The slot of an output, as a caller gets it."""
         into = dict(self.program.into).get(argument.name)
-        slot = self.home[into] if into else self._contiguous(self.binding.returned(argument), DTYPES[argument.dtype])
+        slot = self.home[into] if into else donated
+        if slot is None:
+            slot = self._contiguous(self.binding.returned(argument), DTYPES[argument.dtype])
         self.returns[argument.name] = self.home[argument.name] = slot
         return slot
 
     def _between(self, kernel: spec.Gemm | spec.Finish, record: spec.Tensor, packed: bool) -> int:
         """A tensor between kernels, as its kernel writes it: where all others read it, or a place of its own that others copy from."""
+        donated = self._donated(record, packed, self._shared(record.name))
+        if donated is not None:
+            self.home[record.name] = donated
+            return self._usable(donated, record, packed)
         shared = self._temporary(record.name)
         self.home[record.name] = shared
         if isinstance(kernel, spec.Finish) or not self._judged(shared, record, packed).reason:

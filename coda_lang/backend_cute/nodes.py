@@ -8,6 +8,7 @@ Non-goals: deciding, and running what was not met before (`autograd`).
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,19 @@ Extents = Mapping[str, int]
 Picker = Callable[[Any], tuple]
 Place = tuple[int, Any]
 _executes = getattr(torch._C, "_will_engine_execute_node", None)
+_keeps = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A backward of a kind: `pick` takes its plan's arguments from saved tensors and cotangents, `give` makes the gradients, one an input
+    of the node, of the results. `donating` does the same and overwrites the arguments at `donors`, where nobody else holds them."""
+
+    plan: plans.Plan
+    pick: Picker
+    give: Picker
+    donating: plans.Plan | None = None
+    donors: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)
@@ -29,8 +43,7 @@ class Kind:
 
     `plan` is the forward's where kernels run it and nothing that is kept is a number; `keep` picks what is saved from arguments and
     results. `edges`: for each input whose gradient may be asked for, which of the node's edges is its. `steps` are backwards, by what is
-    asked for and by the kinds of what was saved and of the cotangents: a plan, what picks its arguments from saved tensors and
-    cotangents, what picks the gradients, one an input of the node, from its results.
+    asked for and by the kinds of what was saved and of the cotangents.
     """
 
     training: Any  # autograd.Training
@@ -40,7 +53,7 @@ class Kind:
     edges: tuple[tuple[int, int], ...] = ()
     plan: plans.Plan | None = None
     keep: Picker = tuple
-    steps: dict[tuple, tuple[plans.Plan, Picker, Picker]] = field(default_factory=dict)
+    steps: dict[tuple, Backward] = field(default_factory=dict)
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
         """What the caller gets of a call of this kind, which is one of plain tensors in no transform."""
@@ -63,17 +76,19 @@ class Kind:
         """
         asked, saved = self.asked(ctx), ctx.saved_tensors
         key = asked, arguments.key(saved), arguments.key(cotangents)
-        found = self.steps.get(key)
+        found = self.steps.get(key) or self.training.learn(self, key, saved, cotangents)
         if found is None:
-            return self.training.backward(ctx, cotangents, key, saved)
-        plan, pick, give = found
-        given = [*pick((*saved, *cotangents))]
+            return self.training.backward(ctx, cotangents, asked, saved)
+        given = [*found.pick((*saved, *cotangents))]
         del saved
+        plan = found.plan
         if last:
             ctx.maybe_clear_saved_tensors()
+            if found.donating is not None and dropped() and all([alone(given, i) for i in found.donors]):
+                plan = found.donating
         results = plan.consume(given)
         self.training.fn.last_backward = "kernels"
-        return give(results)
+        return found.give(results)
 
     def asked(self, ctx: Any) -> tuple[int, ...]:
         """Which gradients this pass of the engine wants: of the inputs that need one, perhaps not all (`torch.autograd.grad`)."""
@@ -139,6 +154,27 @@ class _Once(torch.autograd.Function):
             f"{ctx.name}: the gradient of a gradient was asked for, and {ctx.name}_backward has no derivative",
             help=f"differentiate once, without create_graph=True; or use {ctx.name}.reference(...), which torch can differentiate twice",
         )
+
+
+def _holders(given: Sequence[Any], place: int) -> tuple[int, int, int]:
+    """How many hold a tensor: its Python object, the tensor, its memory."""
+    return sys.getrefcount(given[place]), given[place]._use_count(), torch._C._storage_Use_Count(given[place].untyped_storage()._cdata)
+
+
+try:  # what these count is torch's own business: where one is missing, nothing is overwritten
+    _LONE: tuple[int, int, int] | None = _holders([torch.empty(1)], 0)
+except (AttributeError, RuntimeError, TypeError):
+    _LONE = None
+
+
+def dropped() -> bool:
+    """Does the running backward drop its graph, so that no other reads what was saved?"""
+    return _keeps is not None and not _keeps()
+
+
+def alone(given: list[Any], place: int) -> bool:
+    """Does nobody hold this tensor, or another view of its memory, but the list?"""
+    return _LONE is not None and _holders(given, place) == _LONE
 
 
 def picker(places: Sequence[int]) -> Callable[[tuple], tuple]:

@@ -66,6 +66,7 @@ class Plan:
     copies: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     dead: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    over: dict[str, str] = field(default_factory=dict)  # what is written in the place of an argument
 
     def forget(self, owner: Sequence[int]) -> None:
         """Find what is dead where. `owner`: of each slot, whose memory it views."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,7 +136,7 @@ class Registered:
     def plan(self, saving: Saving, key: tuple | None) -> None:
         """Never a plan: the operator decides."""
 
-    def plan_backward(self, step: Step, key: Sequence[Any], known: autograd.Extents) -> None:
+    def plan_backward(self, step: Step, given: Sequence[Any], known: autograd.Extents, owned: Collection[str] = ()) -> None:
         """Never a plan: the operator decides."""
 
 
