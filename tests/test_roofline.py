@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import coda_lang  # noqa: E402
-from coda_lang import benchmark, tables  # noqa: E402
+from coda_lang import benchmark, driver, tables  # noqa: E402
 from coda_lang.backend_cute import configs, roofline, selfcheck, spec  # noqa: E402
 from coda_lang.backend_cute.derivative import extents as backward_extents  # noqa: E402
 
@@ -84,6 +84,20 @@ def test_products_are_those_that_torch_counts(root, name):
     with FlopCounterMode(display=False) as counter:
         fn.reference(*selfcheck.inputs(fn.program, known, 0, "cpu"))
     assert sum(c.flops for c in roofline.of_program(fn.program, known)) == counter.get_total_flops() > 0
+
+
+def test_a_plan_at_a_shape_shows_its_roofline(root):
+    (plan,) = driver.plan(root / "specs" / "residual_sumsq.coda")
+    known = {"m": 4096, "k": 1024, "d": 2048}
+    forward, backward = (driver.schedules(plan, known, backward=b) for b in (False, True))
+    fn = coda_lang.compile(root / "specs" / "residual_sumsq.coda")
+    for text, program in ((forward, fn.program), (backward, fn.backward)):
+        rows = {line.split()[0]: line.split() for line in text.split("\n\n")[0].splitlines()[2:]}
+        found = counts(fn, program, **known)
+        assert set(rows) == set(found) and f"roofline of {program.name}, NVIDIA H200" in text
+        assert all(f"{c.bytes / 1e6:.1f}" in rows[name] and f"{c.flops / 1e9:.1f}" in rows[name] for name, c in found.items())
+        total = sum(H200.floor_ms(c.bytes, c.flops) for c in found.values()) * 1e3
+        assert f": {total:.1f} us at least" in text
 
 
 def test_floors_are_the_slower_of_memory_and_tensor_cores():

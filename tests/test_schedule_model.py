@@ -147,7 +147,7 @@ def test_the_plan_tells_the_time_of_each_schedule(monkeypatch):
     monkeypatch.delenv("CODA_SCHEDULES", raising=False)
     text = CliRunner().invoke(cli, arguments).output
     forward, backward = text.split("schedules of linear_residual_backward at m=64, k=8192, n=2048")
-    lines = {line.split("  ")[2]: line for line in forward.split("\n") if " us " in line}
+    lines = {line.split("  ")[2]: line for line in forward.split("\n") if line.startswith("    ") and " us " in line}
     assert list(lines) == ["as planned", "unfused", "K in 2", "K in 3", "K in 4"]
     assert lines["as planned"].endswith("<- taken") and lines["K in 3"].endswith("<- taken with CODA_SCHEDULES=1")
     assert sum("<-" in line for line in lines.values()) == 2 and " us " in backward

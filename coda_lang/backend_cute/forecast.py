@@ -1,7 +1,7 @@
-"""What each schedule of a plan's launches is expected to take at a shape: `codac plan --shape`.
+"""What a plan's kernels take at a shape at least, and what each schedule of its launches is expected to take: `codac plan --shape`.
 
 In: a plan, extents of some free axes. Out: text, a paragraph a program. Raises CodaError C0803 for an axis that is not there.
-Non-goals: the model and the choice (`schedules`).
+Non-goals: the model and the choice (`schedules`), counting (`roofline`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from ..diagnostics.model import CodaError, Diagnostic
 from ..ir.kernels import Plan
 from ..passes.state import nominal
-from . import schedules, spec
+from . import roofline, schedules, spec
 from .lower import lower, lower_backward
+
+PEAK = next(p for p in roofline.PEAKS if p.name == "NVIDIA H200")  # the card whose times `schedules` knows
 
 
 def report(plan: Plan, given: Mapping[str, int], backward: bool = False) -> str:
-    """The schedules of a plan, or of its derivative; axes that are not given are nominal."""
+    """The roofline and the schedules of a plan, or of its derivative; axes that are not given are nominal."""
     free = sorted(a.name for a in plan.program.axes if a.extent is None)
     for name in sorted(set(given) - set(free)):
         raise CodaError([Diagnostic("C0803", f"there is no free axis {name}", notes=(f"the free axes are {', '.join(free)}",))])
@@ -27,7 +29,22 @@ def report(plan: Plan, given: Mapping[str, int], backward: bool = False) -> str:
         for known, same in ((one, other), (other, one)):
             if known in given:
                 extents[same] = extents[known]
-    return _text(program, extents)
+    return "\n\n".join(text for text in (_roofs(program, extents), _text(program, extents)) if text)
+
+
+def _roofs(program: spec.Program, extents: Mapping[str, int]) -> str:
+    """What each kernel moves and multiplies, and the time that takes at least."""
+    counts = roofline.of_program(program, extents)
+    head = ("", "tiles", "MB", "GFLOP", "at least", "bound by")
+    rows = [
+        (f"{c.kernel} x{c.times}" if c.times > 1 else c.kernel, c.config, f"{c.bytes / 1e6:.1f}", f"{c.flops / 1e9:.1f}",
+         f"{PEAK.floor_ms(c.bytes, c.flops) * 1e3:.1f} us", PEAK.bound(c.bytes, c.flops))
+        for c in counts
+    ]  # fmt: skip
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in (head, *rows)]
+    total = sum(PEAK.floor_ms(c.bytes, c.flops) for c in counts) * 1e3
+    return "\n".join([f"roofline of {program.name}, {PEAK.name} by its data sheet: {total:.1f} us at least", *lines]) if rows else ""
 
 
 def _text(program: spec.Program, extents: Mapping[str, int], sms: int = 132) -> str:
