@@ -101,7 +101,7 @@ def test_whether_a_kernel_fits_takes_one_configuration_that_does(counted):
 def test_check_falls_back_on_the_cheapest_way_where_the_plain_one_has_no_kernels(monkeypatch):
     tried: list[str] = []
 
-    def no_kernels(forward):
+    def no_kernels(*args):
         tried.append("plain")
         raise CodaError([Diagnostic("C0601", "too many at once")])
 
