@@ -8,7 +8,8 @@ check: forward and all gradients of `PROGRAMS` at `SHAPES`, every launch in 1 to
 against float64, runs of the same bits, outputs of the same bits with and without gradients, nothing unwritten. time: the plain product
 and two fused ones at few rows of LLaMA-3's shapes, as planned and in every number of parts beside torch.mm, medians of interleaved calls
 with a cold cache, with what `schedules.estimates` expects. A line of JSON a result in DIR/schedules.jsonl. Kernels are compiled when
-first needed (705 in all, 90 with --only linear), or taken from --objects. On the CPU (--device cpu) the twin stands for the kernels, and nothing is timed.
+first needed (705 in all, 90 with --only linear), or taken from --objects. On the CPU (--device cpu) the twin stands for the kernels, and
+nothing is timed.
 """
 
 from __future__ import annotations
