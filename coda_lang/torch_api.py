@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
-from . import driver
 from .backend_cute import cache, errors, manifest
 from .backend_cute.function import Function
 from .backend_cute.load import functions_of, import_file
@@ -54,6 +53,8 @@ def compile(
         if not isinstance(value, kind):
             help = f"write {name}={example}; a param called {name} gets another value by `codac --param {name}=…` alone"
             raise CodaError([Diagnostic("C0210", f"{name}={value!r} is no option of compile", help=help)])
+    from . import driver  # a build is loaded without the front end
+
     try:
         text = driver.emit(text_or_path, driver.Options(params, types or {}, strict, extents or {}))
     except CodaError as e:

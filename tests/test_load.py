@@ -128,7 +128,11 @@ def test_versions_that_fit(build):
 @pytest.mark.slow
 def test_loading_and_calling_import_no_cutlass(build):
     script = (
-        f"import sys, torch, coda_lang\nfn = coda_lang.load({str(build.directory)!r}).two\n"
+        "import sys, time\nstart = time.process_time()\nimport torch\nheavy = time.process_time() - start\n"
+        f"import coda_lang\nfn = coda_lang.load({str(build.directory)!r}).two\ntaken = time.process_time() - start - heavy\n"
+        "assert taken < heavy / 2, (taken, heavy)\n"  # without bytecode, too; bench/load_time.py measures
+        "front = {'driver', 'syntax', 'ir', 'ops', 'passes', 'cli'} & {m.partition('coda_lang.')[2].split('.')[0] for m in sys.modules}\n"
+        "assert not front and not {'filelock', 'statistics', 'tvm_ffi'} & set(sys.modules), front\n"
         "fn(torch.zeros(4, 8).bfloat16(), torch.zeros(6, 8).bfloat16())\n"
         "bad = [m for m in sys.modules if m.split('.')[0] in ('cutlass', 'lark', 'click', 'rich')]\n"
         "sys.exit(', '.join(bad) or 0)\n"

@@ -14,8 +14,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import filelock
-
 from . import errors
 
 
@@ -50,6 +48,8 @@ def entry(key: str, make: Callable[[Path], None]) -> Path:
     root = directory()
     try:
         root.mkdir(parents=True, exist_ok=True)
+        import filelock  # only who compiles waits for others; loading a build is to be quick
+
         with filelock.FileLock(root / f"{key}.lock"):
             return find(key) or _write(root, key, make)
     except OSError as problem:

@@ -31,7 +31,6 @@ from . import (
     spec,
     torch_fns,
     torch_ops,
-    tune,
     tuned,
     twin,
 )
@@ -343,7 +342,9 @@ class Function:
     def _decide(self, key: tuple | None, tensors: Sequence[Any], device: Any) -> plans.Plan:
         arguments.check_gpu(self.program, device, self.objects.arch)
         binding = self.bind(tensors)
-        if not self.objects.whole and self._whole is None and tune.wanted():
+        if not self.objects.whole and self._whole is None and tuned.wanted():
+            from . import tune  # it measures, and loads what that needs
+
             tune.once(self, binding.extents)
         plan = host.plan(self.program, binding, tensors, device, self.objects)
         if self.program.same:

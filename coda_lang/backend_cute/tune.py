@@ -9,7 +9,6 @@ Non-goals: schedules that are none of one launch; shapes that nobody asked for.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,11 +64,6 @@ class Chosen:
     def executables(self, wanted: Sequence[Any], device: Any) -> Sequence[Callable[..., None]]:
         """Compiled or found."""
         return self.objects.executables(wanted, device)
-
-
-def wanted() -> bool:
-    """Does the user want calls to be tuned when a new shape is met (CODA_TUNE=1)?"""
-    return os.environ.get("CODA_TUNE") == "1"
 
 
 def tune(

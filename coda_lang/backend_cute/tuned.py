@@ -22,6 +22,11 @@ from .configs import Problem
 STEPS = 4  # buckets to a doubling of an extent
 
 
+def wanted() -> bool:
+    """Does the user want calls to be tuned when a new shape is met (CODA_TUNE=1)?"""
+    return os.environ.get("CODA_TUNE") == "1"
+
+
 def bucket(size: int) -> int:
     """The size rounded up to one of four steps between powers of two, so that a tuned shape serves its neighbours."""
     unit = 1 << max(max(size, 1).bit_length() - STEPS.bit_length(), 0)
