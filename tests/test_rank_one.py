@@ -208,6 +208,13 @@ def test_the_statistics_come_from_the_kernel_that_makes_x() -> None:
     assert used(plan) and any(n.startswith("moments") for n in plan.notes) and maps(plan, "m", "d") == 0
 
 
+def test_what_the_statistics_are_of_is_taken_whole() -> None:
+    """Its bias is no term of its own: then the kernel that makes x would have to store it without."""
+    text = BLOCK.replace("x = a @ wo + x0\n", "y = a @ wo + x0 + b\nx = y\n").replace("layernorm[d](x,", "layernorm[d](y,")
+    (site,) = rank_one.asked(passes.prepared(only(text), strict=True), "n").values()
+    assert isinstance(site, rank_one.Site) and site.core.name == "y" and len(site.ranks) == 2 and not site.exact
+
+
 def test_strict_does_not_follow_it_and_says_so() -> None:
     program, plain = only(BLOCK), only(BLOCK.replace("distribute n\n", ""))
     strict = passes.trained(program, strict=True)
@@ -230,6 +237,10 @@ LAYER = "layernorm[d](x, g, b, 1e-5)"
 REFUSED = {
     "stored besides": (HEAD.format(", z: f32[m, d]", LAYER, "z = n\n"), "stored or read besides"),
     "read besides": (HEAD.format(", z: f32[m]", LAYER, "z = sum[d](n)\n"), "stored or read besides"),
+    "rounded, and read besides": (
+        HEAD.format(", z: f32[m]", LAYER, "z = sum[d](n)\n").replace("n = layer", "n: bf16 = layer"),
+        "stored or read besides",
+    ),
     "nothing of rank one": (HEAD.format("", "rmsnorm[d](x, g, 1e-5)", ""), "no part of it"),
     "two tensors": (HEAD.format("", "silu(x) * g + x * b", ""), "no part of it"),
     "a product of two tensors": (HEAD.format("", "x * silu(x) - mean[d](x)", ""), "no sum of one value"),
