@@ -137,12 +137,13 @@ def test_row_24_the_device_of_the_tensors_is_current_while_kernels_are_launched(
         def __exit__(self, *exc):
             entered.append("left")
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(plans, "_current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", Guard)
-    plans.Plan({}, torch.device("cuda", 1), steps=[lambda slots: entered.append("launch")]).run([])
+    launch = plans.Step(lambda: entered.append("launch"))
+    plans.Plan({}, torch.device("cuda", 1), steps=[launch]).run([])
     assert entered == [torch.device("cuda", 1), "launch", "left"]
     entered.clear()
-    plans.Plan({}, torch.device("cuda", 0), steps=[lambda slots: entered.append("launch")]).run([])
+    plans.Plan({}, torch.device("cuda", 0), steps=[launch]).run([])
     assert entered == ["launch"]
 
 

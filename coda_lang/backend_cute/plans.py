@@ -88,7 +88,7 @@ class Plan:
         return self.consume([*arguments])
 
     @cached_property
-    def consume(self) -> Callable[[list[Any]], list[torch.Tensor]]:
+    def consume(self) -> Callable[..., list[torch.Tensor]]:
         """Make the call, and drop each argument when no later step reads it; the list of arguments is empty afterwards."""
         text, names = self.written()
         exec(compile(text, "<plan>", "exec"), names)
@@ -100,9 +100,9 @@ class Plan:
 
     def written(self) -> tuple[str, dict[str, Any]]:
         """The steps as the text of a function, and what its names mean."""
-        lines, names = ["def run(given):"], dict[str, Any]()
+        lines, names = ["def run(given, here=False):"], dict[str, Any]()
         if self.device.type == "cuda":
-            lines.append(f"    if current() != {self.device.index}: return elsewhere(given)")
+            lines.append(f"    if not here and current() != {self.device.index}: return elsewhere(given)")
             names |= {"current": _current_device, "elsewhere": self._elsewhere}
         if self.arguments:
             lines.append(f"    {', '.join(map(_local, range(self.arguments)))}, = given")
@@ -123,7 +123,7 @@ class Plan:
     def _elsewhere(self, given: list[Any]) -> list[torch.Tensor]:
         """The call while another device is the current one."""
         with torch.cuda.device(self.device):
-            return self.consume(given)
+            return self.consume(given, True)
 
 
 def _local(slot: int) -> str:
