@@ -297,3 +297,20 @@ def test_what_is_said_of_a_value_outlives_it(word: str, read: str) -> None:
     (plan,) = driver.check(Source("p.coda", text), driver.Options())
     kept = plan.derived is not None and any(t.axes == ("m", "n") for t in plan.derived.residuals)
     assert kept == (word == "save" or "b" not in read)
+
+
+RUNS = """program p(x: bf16[m, head={}, n]) -> (k: bf16[m, qh={}, n], q: bf16[m, kh={}, n])
+k0, q0 = split[head -> qh, kh](x)
+k = relu(k0)
+q = q0 * 2.0
+"""
+
+
+def test_stored_runs_are_joined_as_lanes_or_refused():
+    """The gradient of a split input stands side by side again. While an axis inside is free, no run but the first begins at a known column."""
+    (program,) = driver.programs(Source("p.coda", RUNS.format(8, 6, 2)))
+    found = list(gradcheck.check(program))
+    assert found and all(f.good for f in found)
+    with pytest.raises(CodaError) as refused:
+        driver.check(Source("p.coda", RUNS.format(48, 32, 16)))
+    assert [d.code for d in refused.value.diagnostics] == ["C0407"] and "n=128" in refused.value.diagnostics[0].help

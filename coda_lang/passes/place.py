@@ -16,7 +16,7 @@ from ..ir.kernels import Along
 from . import refusals as no
 from .anchor import candidates, lane_axes
 from .reductions import FINISHED, Reductions
-from .state import LANE, Anchor, Place, Placement, State
+from .state import LANE, MAX_LANES, Anchor, Place, Placement, State
 
 
 def place(state: State) -> State:
@@ -207,7 +207,7 @@ class _Run(Reductions):
             moved.append(at)
             start += self.extents[part] or 0
         if base is None and all(self.places[a.name].level == "input" for a in e.args):  # type: ignore[union-attr]
-            return Place("input")
+            return self.stored_runs(e, axis)
         if base is None and (base := self.axis_at.get(axis)) is None:
             return self.refuse(no.join_moves(e, of[0]))
         merged: dict[str, Along | str] = {}
@@ -225,6 +225,16 @@ class _Run(Reductions):
             max(p.phase for p in places),
             because=next((p.because for p in places if p.because), None),
         )
+
+    def stored_runs(self, e: Eqn, axis: str) -> Place | None:
+        """Stored runs side by side: each begins where a column is known when compiling, or is lanes."""
+        there = self.axis_at.get(axis)
+        if isinstance(there, Along) and not self.may_run(there.axis):
+            if (self.extents[axis] or 0) <= MAX_LANES and self.maps:
+                self.new_lanes.add(axis)
+            free = tuple(a for a in self.anchor.cols if a != there.axis and self.extents[a] is None)
+            return self.refuse(no.free_run(e, axis, free) if free else no.run_not_columns(e, axis))
+        return Place("input")
 
     # --- outputs -------------------------------------------------------------------------------------------------------
 
