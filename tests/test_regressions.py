@@ -307,7 +307,7 @@ q = q0 * 2.0
 
 
 def test_stored_runs_are_joined_as_lanes_or_refused():
-    """The gradient of a split input stands side by side again. While an axis inside is free, no run but the first begins at a known column."""
+    """The gradient of a split input is whole again. While an axis inside is free, no run but the first begins at a known column."""
     (program,) = driver.programs(Source("p.coda", RUNS.format(8, 6, 2)))
     found = list(gradcheck.check(program))
     assert found and all(f.good for f in found)
