@@ -10,8 +10,9 @@ import gemm_cases  # noqa: E402
 from gallery import PROGRAMS  # noqa: E402
 from meaning import only  # noqa: E402
 
+import coda_lang  # noqa: E402
 from coda_lang import gradcheck, passes  # noqa: E402
-from coda_lang.backend_cute import configs, row_configs, spec, torch_fns, twin  # noqa: E402
+from coda_lang.backend_cute import configs, row_configs, selfcheck, spec, torch_fns, twin  # noqa: E402
 from coda_lang.ir.kernels import Finish, Gemm, Plan  # noqa: E402
 
 NORM = "program p(x: bf16[m, d], g: bf16[d]) -> (y: bf16[m, d])\ny = rmsnorm[d](x, g, 1e-5)"
@@ -80,6 +81,15 @@ def test_a_rows_results_are_there_without_columns() -> None:
     assert [type(k) for k in fn.program.kernels] == [spec.Gemm] and row_configs.of_rows(fn.program.kernels[0])
     got = twin.run(fn.program, fn.functions, {"x": torch.zeros(3, 0)}, f=torch_fns.Written())
     assert got["y"].shape == (3, 0) and got["s"].tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("columns", [600, 2100])
+def test_a_row_sum_beside_a_statistic_is_of_all_columns(columns: int) -> None:
+    text = "program p(x: bf16[m, d], w: bf16[q, d], g: f32[q]) -> (y: bf16[m, q])\ny = rmsnorm[q](rmsnorm[d](x, 1.0, 1e-6) @ w, g, 1e-6)"
+    fn = coda_lang.compile(text)
+    (rows,) = [k for k in fn.backward.kernels if isinstance(k, spec.Gemm) and row_configs.of_rows(k)]
+    assert {spec.RowReduce, spec.ColReduce} <= set(map(type, rows.sinks))
+    assert selfcheck.check_gradients(fn, {"m": 5, "d": 24, "q": columns}, 0, "cpu")
 
 
 # --- configurations ----------------------------------------------------------------------------------------------------

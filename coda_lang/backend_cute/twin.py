@@ -344,11 +344,12 @@ class _Run:
                 column = torch.arange(n, device=self.device)
                 outside |= (column < sink.window.start) | (column >= sink.window.start + sink.window.size)
                 value = torch.where(outside, torch.full_like(value, identity), value)
-            value, outside, part = value.T, outside.T, configs.columns_per_segment(kernel, config)
+            value, outside, part = value.T, outside.T, configs.part_columns(kernel, config, n)
         else:
             part = configs.warpgroup_rows(config)
         parts = shape[-2]  # value is (reduced, kept)
         more = (0, 0, 0, parts * part - value.shape[0])
+        assert parts * part >= value.shape[0], "padding would cut what is there"
         value = torch.nn.functional.pad(value, more, value=identity).unflatten(0, (parts, part))
         if sink.kind == "moments":
             inside = ~torch.nn.functional.pad(outside, more, value=True).unflatten(0, (parts, part))
