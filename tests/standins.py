@@ -57,6 +57,7 @@ class StandIns:
             assert integers == tuple(extents[e] for e in kernel.extents)
             for record, t in zip(kernel.tensors, tensors, strict=True):
                 assert t.dtype == torch_fns.DTYPES[record.dtype] and t.data_ptr() % layout.alignment(record) == 0 and t.numel() > 0
+                assert not t.is_neg(), "memory has the other sign"
                 if record.role == "work" or isinstance(kernel, s.Finish):
                     assert t.is_contiguous()
                 elif record.modes:

@@ -119,6 +119,20 @@ def test_a_graph_holds_nothing_after_it_is_gone(path):
 
 
 @both
+def test_a_cotangent_marked_as_negated(path):
+    """As those of imaginary parts of conjugates are; kernels read memory, which has the other sign."""
+    fn, _ = function(AFFINE, path)
+    tensors = leaves(AFFINE)
+    wanted = [t for t in tensors if t.requires_grad]
+    for _ in range(2):  # the second time of a known kind
+        (name, given), *_ = [(n, o) for n, o in zip(fn(*tensors)._fields, fn(*tensors)) if o.dtype == torch.float32]
+        ones = torch.ones_like(given)
+        want = torch.autograd.grad(getattr(fn(*tensors), name), wanted, -ones, allow_unused=True)
+        got = torch.autograd.grad(getattr(fn(*tensors), name), wanted, torch._neg_view(ones), allow_unused=True)
+        assert all(a is b or torch.equal(a, b) for a, b in zip(got, want))
+
+
+@both
 def test_dims_merged_and_split(path):
     """`[b, t, d]` for `[m, d]`, and a weight with its lane merged: gradients come in the dims of their inputs."""
     fn, _ = function(SWIGLU_TRAINED, path)

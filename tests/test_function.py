@@ -105,6 +105,15 @@ def test_a_mapped_tensor_is_refused():
         torch.func.vmap(lambda row: fn(row[None], w))(x)
 
 
+def test_a_tensor_marked_as_negated_is_refused():
+    """Its memory, which kernels read, has the other sign."""
+    fn = hw.ROPE.function()
+    x, w, pos, freq = hw.inputs(hw.ROPE.program, {"m": 6, "d": 16, "head": 3})
+    fn(x, w, pos, torch.complex(freq, freq).imag)
+    with pytest.raises(CallError, match=r"C0702: .*'freq': got a tensor that is marked as negated(.|\n)*resolve_neg"):
+        fn(x, w, pos, torch.complex(freq, freq).conj().imag)
+
+
 def test_explain_tells_path_tiles_and_copies():
     fn = hw.RESIDUAL.function()
     explained = fn.explain(*hw.inputs(hw.RESIDUAL.program, SIZES[1]))

@@ -26,6 +26,7 @@ PLAIN = (Tensor, Parameter)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 META = "pass real tensors: on meta they have shapes and no elements, so moving them makes none"
 INTEGERS = (torch.int32, torch.int64)
+PARTS = (torch.float32, torch.float16)  # of complex numbers: their imaginary parts may be marked as negated, while memory is not
 TRACED = (FakeTensor, FunctionalTensor)
 _watching, _transforming = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
 is_compiling = torch.compiler.is_dynamo_compiling  # torch.compile takes it for True; whatever else traces has a dispatch mode
@@ -39,7 +40,10 @@ def key(arguments: Sequence[Any]) -> tuple | None:
         for t in arguments:
             kind = type(t)
             if kind is Tensor or kind is Parameter:
-                parts.append((t.dtype, t.device, t.shape, t.stride(), t.data_ptr() % 16, t.requires_grad))
+                dtype = t.dtype
+                if dtype in PARTS and t.is_neg():
+                    return None
+                parts.append((dtype, t.device, t.shape, t.stride(), t.data_ptr() % 16, t.requires_grad))
             elif kind is float or kind is int and -LARGEST <= t <= LARGEST:
                 parts.append(float)
             elif t is None:
@@ -288,6 +292,8 @@ def _kind(argument: spec.Argument, value: Any) -> tuple[str, str] | None:
         return "got a nested tensor, whose rows have lengths of their own", "pass them one by one, or padded (.to_padded_tensor(0.0))"
     if value.layout != torch.strided:
         return f"got a tensor of layout {value.layout}", "pass a dense tensor (.to_dense())"
+    if value.is_neg():
+        return "got a tensor that is marked as negated (of a conjugate), whose memory has the other sign", "pass it .resolve_neg()"
     if value.device.type != "meta":
         try:
             value.data_ptr()

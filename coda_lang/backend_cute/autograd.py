@@ -177,7 +177,7 @@ def _cotangent(cotangents: Sequence[torch.Tensor | None], place: int, argument: 
     if g is None:
         device = next(t for t in cotangents if t is not None).device
         return torch.zeros([known[a] for a in argument.axes], dtype=dtype, device=device)
-    return g if g.dtype is dtype else g.to(dtype)
+    return (g if g.dtype is dtype else g.to(dtype)).resolve_neg()
 
 
 class Eager:
