@@ -282,6 +282,16 @@ def test_what_no_chunk_knows_is_refused(text) -> None:
     assert all(d.span and d.help for d in caught.value.diagnostics)
 
 
+def test_other_ways_to_save_that_have_no_chunks_are_left_out() -> None:
+    text = (
+        "program p(x: bf16[m, d], w: bf16[v, d], target: i64[m], g: f32[d]) -> (loss: f32[])\n"
+        "loss = mean_over[m](cross_entropy[v](rmsnorm[d](x, g, 1e-5) @ w, target), target != -100)\nchunk v by 8\n"
+    )
+    (program,) = driver.programs(Source("<test>", text))
+    findings = list(gradcheck.check(program))
+    assert findings and all(f.good for f in findings) and "recompute all" not in {f.way for f in findings}
+
+
 @pytest.mark.parametrize("wanted", ["x", "w", "b"])
 def test_one_gradient_alone(wanted, compiled) -> None:
     """Pruned kernels stay in the loop, under their new names."""
