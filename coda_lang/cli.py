@@ -168,14 +168,16 @@ def plan(file: str, options: driver.Options, shape: str | None) -> None:
     from . import passes
 
     source = driver.read_file(file)
+    extents = _shape(shape)
     plans = driver.plan(source, options)
+    driver.check_axes(extents, {a.name for p in plans for a in p.program.axes if a.extent is None})
     _warn(source, options)
     parts = []
     for p in plans:
         parts += [passes.report(p), driver.launches(p)]
-        parts += [driver.schedules(p, _shape(shape))] if shape else []
+        parts += [driver.schedules(p, extents)] if extents else []
         parts += [passes.training_report.text(p), driver.launches(p, backward=True)] if p.derived else []
-        parts += [driver.schedules(p, _shape(shape), backward=True)] if shape and p.derived else []
+        parts += [driver.schedules(p, extents, backward=True)] if extents and p.derived else []
     _print("\n\n".join(text.rstrip() for text in parts if text) + "\n")
 
 
@@ -210,7 +212,7 @@ def build(file: str, options: driver.Options, output: str, arch: str, **chosen: 
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random inputs.")
 def test(file: str, options: driver.Options, shape: str | None, seed: int) -> int:
     """Compare what FILE compiles to with FILE as written, in float64; on a Hopper GPU, the kernels too."""
-    arguments = [*(("--shape", shape) if shape else ()), "--seed", str(seed)]
+    arguments = [*(("--shape", shape) if _shape(shape) else ()), "--seed", str(seed)]
     try:
         source = driver.read_file(file)
         status = driver.self_check(source, options, arguments)
@@ -220,15 +222,17 @@ def test(file: str, options: driver.Options, shape: str | None, seed: int) -> in
             status = status if good else REFUSED
         return status
     except SystemExit as e:  # it is a script's main
-        raise click.UsageError(e.code if isinstance(e.code, str) else "--shape is of the form m=128,d=64") from None
+        raise click.UsageError(str(e.code)) from None
 
 
 def _shape(text: str | None) -> dict[str, int]:
     """The extents in m=8192,d=4096."""
+    from .backend_cute.binding import extents_in
+
     try:
-        return {name.strip(): int(size) for name, size in (part.split("=") for part in (text or "").split(",") if part)}
-    except ValueError:
-        raise click.UsageError("--shape is of the form m=8192,d=4096") from None
+        return extents_in(text or "")
+    except ValueError as e:
+        raise click.UsageError(str(e)) from None
 
 
 @cli.command()

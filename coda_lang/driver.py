@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -173,11 +173,14 @@ def launches(plan: Plan, backward: bool = False) -> str:
     return "\n".join(report(lower_backward(plan) if backward else lower(plan), nominal(chosen.program), saved))
 
 
-def schedules(plan: Plan, given: Mapping[str, int], backward: bool = False) -> str:
-    """What each schedule of each launch of a plan, or of its derivative, is expected to take at a shape, and which one runs.
+def check_axes(given: Iterable[str], free: Collection[str]) -> None:
+    """Raises CodaError C0803 for an axis that is none of the free ones."""
+    for name in sorted(set(given) - set(free)):
+        raise CodaError([Diagnostic("C0803", f"there is no free axis {name}", notes=(f"the free axes are {', '.join(sorted(free))}",))])
 
-    `given` are extents of free axes; others are nominal. Raises CodaError C0803 where the program has no such axis.
-    """
+
+def schedules(plan: Plan, given: Mapping[str, int], backward: bool = False) -> str:
+    """What each schedule of each launch of a plan, or of its derivative, takes by the model; axes that are not `given` are nominal."""
     from .backend_cute.forecast import report
 
     return report(plan, given, backward)
@@ -330,10 +333,7 @@ def _measurable(
     from .backend_cute import tune as tuning
 
     with _imported(text) as (_, functions):
-        axes = {name for fn in functions for name, size in fn.program.extents if size is None}
-        for name in set(extents) - axes:
-            known = ", ".join(sorted(axes))
-            raise CodaError([Diagnostic("C0803", f"there is no free axis {name}", notes=(f"the free axes are {known}",))])
+        check_axes(extents, {name for fn in functions for name, size in fn.program.extents if size is None})
         found = []
         for fn in functions:
             sizes = {a: n if n is not None else extents.get(a, dict(fn.program.nominal).get(a)) for a, n in fn.program.extents}

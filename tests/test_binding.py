@@ -12,11 +12,21 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from coda_lang.backend_cute import spec  # noqa: E402
-from coda_lang.backend_cute.binding import bind  # noqa: E402
+from coda_lang.backend_cute.binding import bind, extents_in  # noqa: E402
 from coda_lang.backend_cute.errors import CallError  # noqa: E402
 from coda_lang.diagnostics.model import CodaError  # noqa: E402
 from tests import handwritten as hw  # noqa: E402
 from tests.standins import check, run  # noqa: E402
+
+
+def test_extents_of_a_command_line():
+    assert extents_in(" m = 64,,d=0, ") == {"m": 64, "d": 0} and extents_in("") == {}
+
+
+@pytest.mark.parametrize("text", ["m", "=", "=3", "m=", "m=1e9", "m=x", "m=-3", "m=2147483648", "m=" + "9" * 5000, "m=3,m=4", "m=3=4"])
+def test_what_is_no_extent_is_said(text):
+    with pytest.raises(ValueError, match="--shape"):
+        extents_in(text)
 
 
 def test_merged_arguments_and_split_leading_axes():

@@ -158,9 +158,20 @@ def test_the_plan_tells_the_time_of_each_schedule(monkeypatch):
 
 
 def test_an_axis_that_is_not_there_is_refused():
-    (plan,) = driver.plan(str(ROOT / "specs" / "linear_residual.coda"))
-    with pytest.raises(CodaError, match="no free axis q"):
-        driver.schedules(plan, {"q": 3})
+    done = CliRunner().invoke(cli, ["plan", str(ROOT / "specs" / "linear_residual.coda"), "--shape", "q=3"])
+    assert isinstance(done.exception, CodaError) and "no free axis q" in str(done.exception)
+
+
+def test_an_axis_of_one_of_several_programs_may_be_given(tmp_path):
+    file = tmp_path / "two.coda"
+    file.write_text(
+        "forward program up(x: bf16[m, d], w: bf16[f, d]) -> (h: bf16[m, f])\nh = relu(x @ w)\n"
+        "forward program down(h: bf16[m, q], v: bf16[d, q]) -> (y: bf16[m, d])\ny = h @ v\n"
+    )
+    done = CliRunner().invoke(cli, ["plan", str(file), "--shape", "f=48,q=56"])
+    assert done.exit_code == 0 and "f=48" in done.output and "q=56" in done.output
+    for wrong in ("m=-3", "m=3,m=4"):
+        assert CliRunner().invoke(cli, ["plan", str(file), "--shape", wrong]).exit_code == 2
 
 
 # --- the tuner: row 31 of the known failures, "unfused" is a candidate; a good default without it ---------------------------------

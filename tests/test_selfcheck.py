@@ -80,6 +80,7 @@ def test_shapes_can_be_given(capsys):
     assert "linear(m=3, d=5, n=95)" in text
     with pytest.raises(SystemExit, match="no free axis 'q'"):
         selfcheck.main([hw.LINEAR.function()], ["--shape", "q=3"])
+    assert selfcheck.main([hw.LINEAR.function(), hw.ROPE.function()], ["--shape", "m=3,n=5,head=2"]) == 0, "ROPE has no n"
     with pytest.raises(SystemExit) as ended:
         selfcheck.main([hw.LINEAR.function()], ["--shape", "m:3"])
     assert ended.value.code == 2

@@ -20,6 +20,21 @@ Shape = tuple[int, ...]
 LIMIT = 2**31 - 1
 
 
+def extents_in(text: str) -> dict[str, int]:
+    """The extents in `m=128,d=64`, as a command line has them. Raises ValueError, saying what is wrong."""
+    found: dict[str, int] = {}
+    for part in filter(str.strip, text.split(",")):
+        name, _, size = (word.strip() for word in part.partition("="))
+        if not name or not size.removeprefix("-").isdecimal():
+            raise ValueError("--shape is of the form m=8192,d=4096")
+        if name in found:
+            raise ValueError(f"--shape gives {name} twice")
+        if len(size) > len(str(LIMIT)) or not 0 <= int(size) <= LIMIT:
+            raise ValueError(f"--shape gives {name} {size} positions; an axis has from 0 to {LIMIT}")
+        found[name] = int(size)
+    return found
+
+
 @dataclass
 class Binding:
     """`extents` of every axis; `split[axis]` the dims that the axis arrived as, where more than one; `origin` says who bound an axis."""

@@ -1,6 +1,6 @@
 """What a plan's kernels take at a shape at least, and what each schedule of its launches is expected to take: `codac plan --shape`.
 
-In: a plan, extents of some free axes. Out: text, a paragraph a program. Raises CodaError C0803 for an axis that is not there.
+In: a plan, extents of some free axes. Out: text, a paragraph a program.
 Non-goals: the model and the choice (`schedules`), counting (`roofline`).
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..diagnostics.model import CodaError, Diagnostic
 from ..ir.kernels import Plan
 from ..passes.state import nominal
 from . import roofline, schedules, spec
@@ -18,10 +17,9 @@ PEAK = next(p for p in roofline.PEAKS if p.name == "NVIDIA H200")  # the card wh
 
 
 def report(plan: Plan, given: Mapping[str, int], backward: bool = False) -> str:
-    """The roofline and the schedules of a plan, or of its derivative; axes that are not given are nominal."""
-    free = sorted(a.name for a in plan.program.axes if a.extent is None)
-    for name in sorted(set(given) - set(free)):
-        raise CodaError([Diagnostic("C0803", f"there is no free axis {name}", notes=(f"the free axes are {', '.join(free)}",))])
+    """The roofline and the schedules of a plan, or of its derivative; axes that are not given are nominal, those it has not left out."""
+    free = {a.name for a in plan.program.axes if a.extent is None}
+    given = {name: size for name, size in given.items() if name in free}
     chosen = plan.derived.backward if backward and plan.derived else plan
     program = lower_backward(plan) if backward else lower(plan)
     extents = {**nominal(chosen.program), **given}

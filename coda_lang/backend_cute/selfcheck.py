@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from . import autograd, derivative, eager, spec, torch_fns
-from .binding import bind
+from .binding import bind, extents_in
 from .errors import CallError
 from .torch_fns import DTYPES
 
@@ -39,6 +39,9 @@ def main(functions: Sequence[Any], argv: Sequence[str] | None = None) -> int:
     device = "cuda" if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) else "cpu"
     print(f"checking on the {'GPU, kernels included' if device == 'cuda' else 'CPU; the kernels need a Hopper GPU'}")
     good = True
+    if unknown := set(options.shape or ()) - {a for fn in functions for a in _free(fn.program)}:
+        known = sorted({a for fn in functions for a in _free(fn.program)})
+        raise SystemExit(f"there is no free axis {min(unknown)!r}; the free axes are {', '.join(known)}")
     for fn in functions:
         try:
             shapes = list(_shapes(fn.program, options.shape, [loop for p in fn.programs for loop in p.loops]))
@@ -147,17 +150,14 @@ def inputs(program: spec.Program, extents: dict[str, int], seed: int, device: st
     return made
 
 
-def _shapes(program: spec.Program, given: dict[str, int] | None, loops: Sequence[spec.Loop] = ()) -> Iterator[dict[str, int]]:
+def _shapes(program: spec.Program, wanted: dict[str, int] | None, loops: Sequence[spec.Loop] = ()) -> Iterator[dict[str, int]]:
     """Extents to check at: those given, or several that satisfy the shape contract, the first with more than one chunk in each of `loops`.
 
     Raises CallError where none does.
     """
-    free = [name for name, size in program.extents if size is None]
+    free = _free(program)
     fixed = {name: size for name, size in program.extents if size is not None}
-    given = given or {}
-    unknown = [a for a in given if a not in free]
-    if unknown:
-        raise SystemExit(f"{program.name} has no free axis {unknown[0]!r}; its free axes are {', '.join(free)}")
+    wanted = wanted or {}
     inner = {a: min(_beside(a, program.inputs, fixed), _beside(a, program.outputs, fixed)) for a in free}
     found: list[dict[str, int]] = []
     problem: CallError | None = None
@@ -166,7 +166,7 @@ def _shapes(program: spec.Program, given: dict[str, int] | None, loops: Sequence
             sizes_now = itertools.cycle(-(-n // unit) * unit for n in sizes)
             chosen = {a: _outer(n, inner[a], unit) for a, n in zip(free, sizes_now)}
             chosen |= {} if found else {loop.axis: loop.size * 3 // 2 + 1 for loop in loops if loop.size <= MOST}
-            extents = {**fixed, **{a: given.get(a, n) for a, n in chosen.items()}}
+            extents = {**fixed, **{a: wanted.get(a, n) for a, n in chosen.items()}}
             try:
                 bind(program, [tuple(extents[x] for x in a.axes) for a in program.inputs])
             except CallError as e:
@@ -178,6 +178,11 @@ def _shapes(program: spec.Program, given: dict[str, int] | None, loops: Sequence
     if not found and problem:
         raise problem
     yield from found
+
+
+def _free(program: spec.Program) -> list[str]:
+    """The axes whose extents a call may choose."""
+    return [name for name, size in program.extents if size is None]
 
 
 def _beside(axis: str, tensors: Sequence[spec.Argument], fixed: dict[str, int]) -> int:
@@ -192,9 +197,9 @@ def _outer(size: int, inner: int, unit: int) -> int:
 
 def _shape(text: str) -> dict[str, int]:
     try:
-        return {name.strip(): int(size) for name, size in (part.split("=") for part in text.split(","))}
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form m=128,d=64") from None
+        return extents_in(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
 
 
 def _tuple(result: Any) -> tuple[torch.Tensor, ...]:
