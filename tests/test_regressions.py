@@ -305,12 +305,17 @@ k = relu(k0)
 q = q0 * 2.0
 """
 
+ROWS_OF_RUNS = """program p(x: bf16[b, t, k], w: bf16[head=24, k]) -> (y0: f32[b, t, qh=16], y1: f32[b, t, kh=8])
+y0, y1 = split[head -> qh, kh](x @ w)
+"""
+
 
 def test_stored_runs_are_joined_as_lanes_or_refused():
     """The gradient of a split input is whole again. While an axis inside is free, no run but the first begins at a known column."""
     (program,) = driver.programs(Source("p.coda", RUNS.format(8, 6, 2)))
     found = list(gradcheck.check(program))
     assert found and all(f.good for f in found)
+    driver.check(Source("p.coda", ROWS_OF_RUNS))
     with pytest.raises(CodaError) as refused:
         driver.check(Source("p.coda", RUNS.format(48, 32, 16)))
     assert [d.code for d in refused.value.diagnostics] == ["C0407"] and "n=128" in refused.value.diagnostics[0].help

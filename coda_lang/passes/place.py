@@ -229,7 +229,7 @@ class _Run(Reductions):
     def stored_runs(self, e: Eqn, axis: str) -> Place | None:
         """Stored runs side by side: each begins where a column is known when compiling, or is lanes."""
         there = self.axis_at.get(axis)
-        if isinstance(there, Along) and not self.may_run(there.axis):
+        if isinstance(there, Along) and self.anchor.rows != (there.axis,) and not self.may_run(there.axis):
             if (self.extents[axis] or 0) <= MAX_LANES and self.maps:
                 self.new_lanes.add(axis)
             free = tuple(a for a in self.anchor.cols if a != there.axis and self.extents[a] is None)
