@@ -156,5 +156,6 @@ ERRORS = [
     ("C0321", "program p(x: f32[m, a=3]) -> (y: f32[m])\ny = sum[a](x)\nchunk «a» by 8", "`a` is fixed to 3", "leave `a` free"),
     ("C0319", HEAD + "y = x @ w\nsave «x»", "`x` is an input", "computes"),
     ("C0319", HEAD + "y = x @ w\nsave y\nrecompute «y»", "named by `save` and again by `recompute`", "one of the two"),
+    ("C0322", HEAD + "y = x @ w\ndistribute «x»", "x", "name a value that the program computes"),
     ("C0320", HEAD + "y = «(x @ w) % 2»", "for extents", "floor"),
 ]
