@@ -217,10 +217,13 @@ def test(file: str, options: driver.Options, shape: str | None, seed: int) -> in
         source = driver.read_file(file)
         status = driver.self_check(source, options, arguments)
         _print("gradients under every way to save:\n")
-        for good, line in driver.gradient_check(source, options, seed):
+        found = []
+        for good, line in driver.gradient_check(source, options, seed, _shape(shape)):
             _print(line + "\n")
-            status = status if good else REFUSED
-        return status
+            found.append(good)
+        if found:
+            _print("all gradients agree\n" if all(found) else f"{found.count(False)} of {len(found)} lines do not agree\n")
+        return status if all(found) else REFUSED
     except SystemExit as e:  # it is a script's main
         raise click.UsageError(str(e.code)) from None
 

@@ -348,15 +348,17 @@ def _measurable(
 
 
 def gradient_check(
-    text_or_path: str | os.PathLike[str] | Source, options: Options = Options(), seed: int = 0
+    text_or_path: str | os.PathLike[str] | Source, options: Options = Options(), seed: int = 0, extents: Mapping[str, int] = {}
 ) -> Iterator[tuple[bool, str]]:
-    """The derived backward against float64, under every way to save: a line for each gradient, and whether it is good."""
+    """The derived backward against float64, under every way to save: a line for each gradient, and whether it is good.
+
+    `extents` of free axes; those left out are small."""
     _need("checking numbers", "torch", torch="torch")
     from . import gradcheck
     from .passes.training import differentiable
 
     for program in filter(differentiable, programs(text_or_path, options)):
-        yield from gradcheck.lines(program, seed, options.strict)
+        yield from gradcheck.lines(program, seed, options.strict, extents)
 
 
 def _need(what: str, extra: str, **packages: str) -> None:

@@ -58,7 +58,7 @@ def check(
     Raises CodaError where the backward has no kernels. Other ways to save may need more of a tile than there is (C06xx), or the whole
     of what runs in chunks (C0415): nobody chose those, and a program that asks for one is refused.
     """
-    size = {**default_extents(program), **(extents or {})}
+    size = default_extents(program, extents or {})
     given = given or inputs(program, size, seed)
     plan, forward = passes.run(program, strict=strict), passes.prepared(program, strict)
     for way, found in saving.ways(forward, strict)[:most]:
@@ -71,10 +71,11 @@ def check(
         yield from compare(program, made, way, given, size)
 
 
-def lines(program: Program, seed: int = 0, strict: bool = False) -> Iterator[tuple[bool, str]]:
-    """For people: a line for each save plan and gradient, and whether it is good."""
+def lines(program: Program, seed: int = 0, strict: bool = False, extents: Mapping[str, int] = {}) -> Iterator[tuple[bool, str]]:
+    """For people: a line for each save plan and gradient, and whether it is good. Of `extents` those of the program's free axes count."""
     found: dict[tuple[str, str], list[Finding]] = {}
-    for f in check(program, seed=seed, strict=strict):
+    size = {a.name: extents[a.name] for a in program.axes if a.extent is None and a.name in extents}
+    for f in check(program, size, seed, strict=strict):
         found.setdefault((f.way, f.gradient), []).append(f)
     for (way, gradient), results in found.items():
         good = all(f.good for f in results)
@@ -149,13 +150,15 @@ def function_of(plan: Plan) -> Any:
     return next(v for v in space.values() if getattr(v, "program", None) is not None and v.program.name == plan.program.name)
 
 
-def default_extents(program: Program) -> dict[str, int]:
-    """Small extents for free axes; those that a rename makes one are equal."""
+def default_extents(program: Program, given: Mapping[str, int] = {}) -> dict[str, int]:
+    """Small extents for free axes that are not given; those that a rename makes one are equal."""
     free = iter(SIZES * len(program.axes))
-    size = {a.name: a.extent or next(free) for a in program.axes}
+    size = {a.name: a.extent or given.get(a.name) or next(free) for a in program.axes}
     for e in program.eqns * 2:
         if e.op == RENAME.name:
-            size[str(e.attr("to"))] = size[str(e.attr("axis"))]
+            axis, to = str(e.attr("axis")), str(e.attr("to"))
+            axis, to = (to, axis) if to in given and axis not in given else (axis, to)
+            size[to] = size[axis]
     return size
 
 

@@ -409,3 +409,9 @@ def test_mutated_programs_are_built_or_refused(file: Path) -> None:
                 assert from_text(to_text(verify(p))) == p
         except CodaError as error:
             assert all(d.span and d.help for d in error.diagnostics if d.code >= "C02"), mutated
+
+
+def test_an_extent_from_outside_takes_the_place_of_a_nominal() -> None:
+    text = "program p(x: bf16[m, d]) -> (y: bf16[m, d])\ny = 2 * x\nnominal d = 4096, m = 64\n"
+    (program,) = programs(text, extents={"d": 128})
+    assert program.extent("d") == 128 and dict(program.nominal) == {"m": 64}

@@ -413,3 +413,17 @@ def test_neither_torch_nor_cutlass_is_loaded(command: list[str]) -> None:
     code = f"import sys; from coda_lang.cli import main; main({command!r}); sys.exit({loaded} or 0)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_gradients_are_checked_at_the_shape_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    from coda_lang import gradcheck
+    from coda_lang.source import Source
+
+    (program,) = driver.programs(str(SWIGLU))
+    given: list[dict[str, int]] = []
+    monkeypatch.setattr(gradcheck, "check", lambda program, extents, seed, strict: given.append(dict(extents)) or ())
+    list(driver.gradient_check(str(SWIGLU), seed=0, extents={"m": 3, "d": 5, "lane": 2, "other": 1}))
+    assert given == [{"m": 3, "d": 5}]
+    renamed = Source("p.coda", "program p(x: bf16[m, d]) -> (y: bf16[m, n])\ny = rename[d -> n](2 * x)\n")
+    (program,) = driver.programs(renamed)
+    assert gradcheck.default_extents(program, {"n": 7})["d"] == gradcheck.default_extents(program, {"d": 7})["n"] == 7

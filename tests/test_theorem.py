@@ -207,4 +207,4 @@ def test_the_plan_gives_each_decision_with_its_reason() -> None:
     assert found["d_g"].where == training_report.PARTIAL and found["d_x"].where == training_report.EPILOGUE
     text = training_report.text(plan)
     assert "saved for the backward: " in text and "PyTorch's autograd of the program, op by op, would save" in text
-    assert "recompute t1` instead costs" in text and training.differentiable(program)
+    assert "computing it again instead costs" in text and "give the value a name" in text and training.differentiable(program)

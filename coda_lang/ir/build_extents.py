@@ -33,7 +33,8 @@ def problem(name: str, value: object) -> str:
 def with_extents(node: Node, given: Mapping[str, int]) -> Node:
     """The node with the given extents wherever it names their axes."""
     if isinstance(node, tuple):
-        return tuple(with_extents(n, given) for n in node)  # type: ignore[return-value]
+        kept = (n for n in node if not (isinstance(n, ast.Nominal) and n.axis.name in given))  # a fixed axis needs none
+        return tuple(with_extents(n, given) for n in kept)  # type: ignore[return-value]
     if isinstance(node, ast.AxisSpec):
         return replace(node, extent=given.get(node.name, node.extent))
     if not is_dataclass(node) or not given:

@@ -155,7 +155,9 @@ def _row(t: Tensor, program: Program, size: dict[str, int]) -> str:
     moved = 2 * count / BYTES_PER_SECOND
     row = f"{t.name}: {t.dtype}[{', '.join(t.axes)}], {_amount(count)}, {1e6 * moved:.0f} us to store and load"
     if work:
-        row += f"; `recompute {t.name}` instead costs {work / 1e12:.2f} TFLOP, {1e6 * work / FLOPS_PER_SECOND:.0f} us"
+        again = "computing it again" if is_temporary(t.name) else f"`recompute {t.name}`"
+        row += f"; {again} instead costs {work / 1e12:.2f} TFLOP, {1e6 * work / FLOPS_PER_SECOND:.0f} us"
+        row += " (to ask for it, give the value a name)" if is_temporary(t.name) else ""
     return row
 
 
