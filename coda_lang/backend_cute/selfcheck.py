@@ -3,7 +3,7 @@
 In: `Function`s and a command line (`--shape m=…,d=…`). Out: a line per output and an exit status, 0 only if every comparison holds.
 Compared with the program as written in float64: the planned computation in float64 (a wrong line or record shows at once), the
 planned computation with the kernels' rounding, and, where there is a Hopper GPU, the kernels. Errors are relative Frobenius norms;
-rounded outputs may be off by twice what the program as written is off in the same precision, plus 1e-6.
+rounded outputs may be off by twice what the program as written is off in the same precision, plus 1e-6 (of a few numbers, at most in some draws).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ EXACT = 1e-9  # for float64 against float64
 EXACT_GRADIENT = 1e-6  # constants of derivatives are f32
 
 # Extents to try for the free axes, in turn: ragged, regular, tiny.
+NUMBERS, DRAWS = 16, 12  # of an output with fewer numbers than this, eager PyTorch's error is the most of so many draws
 MOST = 16384  # positions of a chunk for which more than one are tried
 SHAPES = ((133, 72, 95, 40, 21, 9), (256, 192, 320, 64, 128, 48), (1, 8, 3, 16, 5, 24))
 
@@ -67,18 +68,33 @@ def check(fn: Any, extents: dict[str, int], seed: int, device: str) -> bool:
         results.append(("plan", _tuple(fn.reference_planned(*tensors))))
         if device == "cuda":
             results.append(("kernels", _tuple(fn(*tensors))))
+        unavoidable = _unavoidable(fn, extents, seed, device, [error(b, e) for b, e in zip(baseline, exact)], exact)
     shape = ", ".join(f"{a}={n}" for a, n in extents.items())
     good = True
     for i, output in enumerate(fn.program.outputs):
-        unavoidable = error(baseline[i], exact[i])
         for label, values in results:
-            bound = EXACT if values[i].dtype == torch.float64 else eager.bound(unavoidable, fn.program, extents, device)
+            bound = EXACT if values[i].dtype == torch.float64 else eager.bound(unavoidable[i], fn.program, extents, device)
             found = error(values[i], exact[i])
             fits = found <= bound and values[i].shape == exact[i].shape
             where = f"{fn.program.name}({shape}) {output.name}"
             print(f"{'ok  ' if fits else 'FAIL'} {where}: {label} is off by {found:.2e}, may be by {bound:.2e}")
             good &= fits
     return good
+
+
+def _unavoidable(
+    fn: Any, extents: dict[str, int], seed: int, device: str, found: list[float], exact: tuple[torch.Tensor, ...]
+) -> list[float]:
+    """What eager PyTorch is off by in each output: as `found`, but where an output is a few numbers the most of several draws, since one
+    draw may be lucky."""
+    few = [i for i, e in enumerate(exact) if 0 < e.numel() < NUMBERS]
+    for other in range(seed + 1, seed + DRAWS) if few else ():
+        tensors = inputs(fn.program, extents, other, device)
+        exact, drawn = _tuple(fn.reference(*tensors, exact=True)), _tuple(fn.reference(*tensors, library=eager.Eager()))
+        for i in few:
+            off = error(drawn[i], exact[i])
+            found[i] = max(found[i], off) if math.isfinite(off) else found[i]
+    return found
 
 
 def check_gradients(fn: Any, extents: dict[str, int], seed: int, device: str) -> bool:
