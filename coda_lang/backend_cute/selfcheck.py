@@ -3,7 +3,8 @@
 In: `Function`s and a command line (`--shape m=…,d=…`). Out: a line per output and an exit status, 0 only if every comparison holds.
 Compared with the program as written in float64: the planned computation in float64 (a wrong line or record shows at once), the
 planned computation with the kernels' rounding, and, where there is a Hopper GPU, the kernels. Errors are relative Frobenius norms;
-rounded outputs may be off by twice what the program as written is off in the same precision, plus 1e-6 (of a few numbers, at most in some draws).
+rounded outputs may be off by twice what the program as written is off in the same precision, plus 1e-6; where they are a few numbers, by
+twice what it is off at most in several draws.
 """
 
 from __future__ import annotations
