@@ -282,6 +282,26 @@ def test_what_no_chunk_knows_is_refused(text) -> None:
     assert all(d.span and d.help for d in caught.value.diagnostics)
 
 
+@pytest.mark.parametrize("path", ["kernels"], indirect=True)
+def test_chunks_of_one_size_are_decided_once(path) -> None:
+    sizes, asked = {"m": 16, "d": 16, "v": 85}, []
+
+    class Counting(Kernels):
+        def select(self, program, functions):
+            return Counting(functions, self.extents, self.fixed, self.calls, program.loops)
+
+        def config(self, launch, extents, device):
+            asked.append(launch.name)
+            return super().config(launch, extents, device)
+
+    fn = coda_lang.compile(HEAD_LOSS + "chunk v by 8\n")
+    fn.objects = Counting(fn.functions, sizes, {}, [])
+    x, w = (torch.randn(sizes[a], 16).bfloat16().requires_grad_() for a in "mv")
+    fn(x, w, torch.zeros(16, dtype=torch.int64)).backward()
+    looping = fn.backward.loops[0].kernels
+    assert asked and max(map(asked.count, looping)) == 2, "those of 8 columns, and the last of 5"
+
+
 def test_other_ways_to_save_that_have_no_chunks_are_left_out() -> None:
     text = (
         "program p(x: bf16[m, d], w: bf16[v, d], target: i64[m], g: f32[d]) -> (loss: f32[])\n"

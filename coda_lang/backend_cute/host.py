@@ -127,6 +127,7 @@ class _Planner(Looping, Working):
         self.owner: list[int] = []  # of each slot, the one whose memory it is a view of
         self.after: list[Step] = []
         self.places: dict[str, int] = {}
+        self.chosen: dict[tuple[str, tuple[configs.Problem, ...]], spec.Config] = {}
         self.pool: Pool | None = None
         self.launches: list[tuple[int, spec.Kernel, spec.Config | None, Sequence[int], tuple[int, ...]]] = []
         self.declared = {a.name: a for a in program.inputs + program.outputs + program.temps}
@@ -360,8 +361,11 @@ class _Planner(Looping, Working):
             for gemm in parts:
                 self._gemms(gemm)
             return
-        self.plan.sizes.setdefault(launch.name, configs.problems(launch, self.extents))
-        config = self.objects.config(launch, self.extents, self.plan.device)
+        problems = configs.problems(launch, self.extents)
+        self.plan.sizes.setdefault(launch.name, problems)
+        if (launch.name, problems) not in self.chosen:  # most chunks of a loop are of one size
+            self.chosen[launch.name, problems] = self.objects.config(launch, self.extents, self.plan.device)
+        config = self.chosen[launch.name, problems]
         slots = [self._gemm(gemm, config) for gemm in parts]
         if None not in slots:
             self.plan.configs[launch.name] = config
