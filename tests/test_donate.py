@@ -264,6 +264,13 @@ def test_what_is_read_later_or_beside_is_not_overwritten() -> None:
     assert donate.pairs(program(MAP, loops=(loop,)), {"r"}, every) == {}
 
 
+def test_what_two_kernels_write_is_written_over_nothing() -> None:
+    """Each a lane, say: the first would write where the second has yet to read."""
+    other = replace(MAP, name="other", tensors=(replace(R, name="u"), T), ports=(Tile("u", replace(PLAIN, tensor="u")),))
+    assert donate.pairs(program(MAP), ["r"], [donate.MAP]) == {"t": "r"}
+    assert donate.pairs(program(MAP, other), ["r", "u"], [donate.MAP]) == {}
+
+
 def test_products_are_left_to_who_asks(monkeypatch) -> None:
     fn = coda_lang.compile(BLOCK)
     tiles = {g.name: [p.matrix.tensor for p in g.ports if isinstance(p, Tile)] for k in fn.backward.kernels for g in spec.gemms(k)}

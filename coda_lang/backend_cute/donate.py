@@ -10,6 +10,7 @@ nobody holds the tensor. Needs neither torch nor cutlass. Non-goals: kernels of 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection
 
 from . import spec
@@ -63,10 +64,11 @@ def may_overwrite(gemm: spec.Gemm, read: str, written: str) -> bool:
 
 def pairs(program: spec.Program, owned: Collection[str], kinds: Collection[str]) -> dict[str, str]:
     """What may be written over which of the owned inputs: each at most once, none that a later kernel, another Gemm of the same launch or
-    the caller reads."""
+    the caller reads; what is written, by one Gemm alone."""
     looped = {name for loop in program.loops for name in loop.kernels}
     free = set(owned) - {given for _, given in program.same} - {given for _, given in program.into}
     made = {name for name, _ in program.into}
+    writers = Counter(name for kernel in program.kernels for gemm in spec.gemms(kernel) for name in {target(s) for s in gemm.sinks})
     found: dict[str, str] = {}
     for place, kernel in enumerate(program.kernels):
         if kernel.name in looped:
@@ -75,7 +77,7 @@ def pairs(program: spec.Program, owned: Collection[str], kinds: Collection[str])
         for gemm in spec.gemms(kernel):
             beside = set().union(*(used(g) for g in spec.gemms(kernel) if g is not gemm))
             for read in sorted(used(gemm) & free - later - beside - set(found.values())):
-                names = [t.name for t in gemm.tensors if t.name not in found and t.name not in made]
+                names = [t.name for t in gemm.tensors if t.name not in found and t.name not in made and writers[t.name] == 1]
                 fits = [name for name in names if kind(gemm) in kinds and may_overwrite(gemm, read, name)]
                 found |= {name: read for name in fits[:1]}
     return found
