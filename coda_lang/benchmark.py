@@ -62,7 +62,7 @@ class Report:
 def reports(fn: Any, extents: Mapping[str, int], seed: int = 0) -> list[Report]:
     """The forward, and where there is a derivative the forward with the backward. Raises CallError without a GPU."""
     if not torch.cuda.is_available():
-        help = "`codac plan FILE` tells bytes and FLOPs without one"
+        help = "`codac plan FILE --shape …` tells bytes and FLOPs without one"
         raise refuse(ARCHITECTURE, "measuring needs a Hopper GPU, and torch finds none", help=help)
     inputs = selfcheck.inputs(fn.program, dict(extents), seed, "cuda")
 

@@ -162,7 +162,7 @@ def explain(code: str) -> None:
 
 @cli.command()
 @_options
-@click.option("--shape", metavar="m=…,d=…", help="Tell what other schedules would take at these extents; those left out are nominal.")
+@click.option("--shape", metavar="m=…,d=…", help="Tell schedules and the roofline of these extents; those left out are nominal.")
 def plan(file: str, options: driver.Options, shape: str | None) -> None:
     """Tell which kernels FILE becomes, what they move, and what shapes they take."""
     from . import passes
@@ -197,7 +197,10 @@ def ir(file: str, options: driver.Options, after: str | None) -> None:
 @click.option("-o", "--output", required=True, metavar="DIR", help="The folder for the libraries, the manifest and the module.")
 @click.option("--arch", default="sm_90a", show_default=True, help="The architecture to compile for.")
 @click.option("--config", "configs", multiple=True, metavar="KEY", help="A tile configuration, or `all`. Default: a few for all shapes.")
-@click.option("--parts", type=click.IntRange(1), multiple=True, metavar="N", help="Also with K in N parts, 1 for unfused (see schedules).")
+@click.option(
+    "--parts", type=click.IntRange(1, 4), multiple=True, metavar="N",
+    help="Also with K in N parts, 1 for unfused (see schedules); those in default configurations, whatever --config says.",
+)  # fmt: skip
 @click.option("--sms", type=click.IntRange(8, 1024), metavar="N", help="The device's multiprocessors. Default: 132, an H200's.")
 def build(file: str, options: driver.Options, output: str, arch: str, **chosen: Any) -> None:
     """Compile the kernels of FILE ahead of time, without a GPU, for coda_lang.load."""

@@ -292,6 +292,10 @@ def test_usage_errors() -> None:
         done = codac(*args)
         assert done.returncode == 2 and done.stderr, args
     assert "did you mean `check`?" in codac("chekc").stderr
+    from coda_lang.backend_cute import schedules
+
+    done = codac("build", SWIGLU, "--parts", schedules.MOST + 1, "-o", "built")
+    assert done.returncode == 2 and f"not in the range 1<=x<={schedules.MOST}" in done.stderr
     assert "given twice" in codac("check", "--param=a=1", "--param=a=2", SWIGLU).stderr
 
 

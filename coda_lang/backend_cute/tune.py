@@ -94,7 +94,7 @@ def tune(
 def gpu() -> torch.device:
     """The current GPU. Raises CallError where there is none."""
     if not torch.cuda.is_available():
-        help = "run it where the kernels run; `codac plan FILE` tells bytes and FLOPs without a GPU"
+        help = "run it where the kernels run; `codac plan FILE --shape …` tells bytes and FLOPs without a GPU"
         raise errors.refuse(errors.ARCHITECTURE, "measuring kernels needs a Hopper GPU, and torch finds none", help=help)
     return torch.device("cuda", torch.cuda.current_device())
 

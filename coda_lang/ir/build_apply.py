@@ -48,9 +48,9 @@ class Apply:
             at = span if i is None else operands[i].span
             others = [Label(o.span, o.text) for j, o in enumerate(operands) if j != i and len(operands) > 1]
             label = "" if i is None else operands[i].text
-            self.report.error(
-                "C0301", problem.message, at, label, secondary=others, help=problem.help or "change the type of one of the operands"
-            )
+            name = "x" if i is None else self.emitter.called(operands[i].value.atom) or "x"
+            mend = problem.help.replace("`x ", f"`{name} ") or "change the type of one of the operands"
+            self.report.error("C0301", problem.message, at, label, secondary=others, help=mend)
             return None
 
     def typed(self, operand: Operand, dtype: DType) -> Operand | None:

@@ -137,6 +137,13 @@ class Emitter:
                 todo += reversed(made[top.name].args)
         return list(found)
 
+    def called(self, atom: Atom) -> str:
+        """The program's own name for a value; empty where it has none."""
+        if not isinstance(atom, Var):
+            return ""
+        made = any(e.out.name == atom.name for e in self.eqns)
+        return self._names.get(atom.name, "") if made else atom.name
+
     def finish(self, taken: Iterable[str]) -> dict[str, str]:
         """The final name of every variable made here. `taken` are the names of the program's own values."""
         used = set(taken)

@@ -28,7 +28,8 @@ Axes = tuple[Axis, ...]
 
 
 class TypeProblem(Exception):
-    """An application that has no type: `message` in the user's words, `arg_index` the argument at fault (None: all), `help` an edit."""
+    """An application that has no type: `message` in the user's words, `arg_index` the argument at fault (None: all), `help` an edit
+    in which `x` stands for that argument."""
 
     def __init__(self, message: str, arg_index: int | None = None, help: str = "") -> None:
         super().__init__(message)
@@ -134,7 +135,8 @@ class Op:
             if read in ("f32", "number") and kind == "bool":
                 raise TypeProblem(f"{what} takes numbers; its {self.arg(i)} is bool", i, "choose numbers with where(condition, 1.0, 0.0)")
             if read == "bool" and kind != "bool":
-                raise TypeProblem(f"{what} needs a bool; its {self.arg(i)} is {a.dtype}", i, "compare it: x != 0")
+                mend = f"compare it, for example `x != {'-100' if kind == 'int' else '0'}`"  # a mask of targets may not leave out class 0
+                raise TypeProblem(f"{what} needs a bool; its {self.arg(i)} is {a.dtype}", i, mend)
             if read == "int" and kind != "int":
                 raise TypeProblem(f"{what} needs an integer; its {self.arg(i)} is {a.dtype}", i, "use an i32 or i64 tensor, or index[axis]")
             if read == "f32":

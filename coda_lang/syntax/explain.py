@@ -17,7 +17,7 @@ from ..diagnostics.suggest import did_you_mean
 from ..source import Span
 from . import problems
 from .lexer import STARTS, span_of
-from .words import BY_NAME, FOREIGN, KEYWORDS, STATEMENTS
+from .words import BY_NAME, FOREIGN, KEYWORDS, LANES, PYTHON, STATEMENTS
 
 OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "PERCENT", "AT", "POWER", "COMPARE", "AND", "OR"})
 VALUE_ENDS = frozenset({"NAME", "NUMBER", "INF", "RPAR", "RSQB"})
@@ -128,6 +128,8 @@ def _keyword_as_name(p: Place) -> Diagnostic | None:
     if p.kind == "EQUAL" and p.at == 1 and p.tokens[0].type in WORDS:
         return problems.reserved(p.of(p.tokens[0]), str(p.tokens[0]), "keyword")
     if p.kind in WORDS - {"AND", "OR", "NOT"} and "NAME" in p.expected:
+        if p.kind == "CHUNK" and p.after() == "LPAR":
+            return problems.foreign(p.span, "chunk(…)", LANES)
         return problems.reserved(p.span, str(p.token), "keyword")
     if p.kind in ("AND", "OR", "NOT") and p.at == p.line and p.after() in ("EQUAL", "COMMA", "COLON"):
         return problems.reserved(p.span, str(p.token), "keyword")
@@ -308,6 +310,9 @@ def _juxtaposed(p: Place) -> Diagnostic | None:
         return problems.missing_comma(p.span, str(p.before))
     if str(p.token) in FOREIGN:
         return problems.foreign(p.span, str(p.token), FOREIGN[str(p.token)])
+    for token in p.tokens[p.line : p.at]:
+        if str(token) in FOREIGN and str(token) in PYTHON:
+            return problems.foreign(p.of(token), str(token), FOREIGN[str(token)])
     words = f"nothing joins `{problems.short(str(p.before))}` and `{problems.short(str(p.token))}`"
     return problems.missing_operator(p.span, words, "write an operator between them" + (", or a comma" if p.opener is not None else ""))
 

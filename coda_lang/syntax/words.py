@@ -51,6 +51,9 @@ CONSTANTS = {
     "None": "leave it out; a bound that is not there is `inf` or `-inf`",
 }
 
+# `chunk` called as a function: what is written here instead.
+LANES = "parts of a product are lanes: declare `w: bf16[lane=2, f, d]` and write `gate, up = x @ w`"
+
 # Arguments that reductions have where axes are positions.
 KEPT = ("keepdim", "keepdims")
 BY_NAME = "leave it out: values broadcast by name"
