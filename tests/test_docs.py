@@ -226,3 +226,9 @@ def update() -> None:
 
 if __name__ == "__main__" and "--update" in sys.argv:
     update()
+
+
+def test_every_environment_variable_has_its_line() -> None:
+    read = {n for p in (ROOT / "coda_lang").rglob("*.py") for n in re.findall(r'environ\.get\("(CODA_\w+)"', p.read_text("utf-8"))}
+    table = (ROOT / "docs" / "cli.md").read_text("utf-8").split("## Environment variables")[1].split("\n## ")[0]
+    assert read and {n for n in re.findall(r"^\| `(CODA_\w+)", table, re.M)} == read
