@@ -102,23 +102,23 @@ def multiply_cycles(config: Config) -> int:
 def max_accumulators(gemm: Gemm) -> int:
     """f32 registers a thread can give to the accumulator and still run this epilogue without spilling (tests/test_cubins.py holds it)."""
     stores = [s for s in gemm.sinks if isinstance(s, Store)]
+    if not gemm.products and _crowded(gemm, len(gemm.sinks) > len(stores)):
+        return 64
     if len(gemm.phases) > 1:
         return 160 if len(stores) <= 1 else 64
     if len(gemm.sinks) > len(stores):
         return 160 if len(gemm.sinks) - len(stores) <= 2 else 128
     vectors = [p for p in gemm.ports if isinstance(p, Load) and p.index]
-    if not gemm.products and _crowded(gemm, stores):
-        return 64
     most = 176 if any(s.matrix.pack > 1 for s in stores) else 192 if any(isinstance(p, Tile) for p in gemm.ports) else 208
     return max(min(most, 208 - 24 * (len(vectors) - 1)), 128)
 
 
-def _crowded(gemm: Gemm, stores: list[Store]) -> bool:
-    """Does a map kernel keep more elements in registers than a second atom of rows leaves room for: matrices read element by element, or
-    tiles of which a statistic and what is made of it are both computed, with more to reduce besides?"""
-    elements = sum({"row", "col"} <= {i.of for i in p.index} for p in gemm.ports if isinstance(p, Load))
-    tiles = sum(isinstance(p, Tile) for p in gemm.ports)
-    return elements > 8 or (len(gemm.phases) > 1 and tiles > 1 and len(gemm.sinks) > len(stores))
+def _crowded(gemm: Gemm, reduces: bool) -> bool:
+    """Does a map kernel keep more in registers than a second atom of rows or wide steps leave room for: matrices read element by element;
+    or, with more to reduce besides, tiles that are read before and after a statistic, or several vectors along columns?"""
+    sides = [{i.of for i in p.index} for p in gemm.ports if isinstance(p, Load)]
+    twice = len(gemm.phases) > 1 and sum(isinstance(p, Tile) for p in gemm.ports) > 1
+    return sum({"row", "col"} <= s for s in sides) > 8 or (reduces and (twice or sum("col" in s for s in sides) > 2))
 
 
 def element_bytes(gemm: Gemm, matrix: Matrix) -> int:
