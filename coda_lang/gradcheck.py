@@ -63,12 +63,12 @@ def check(
     plan, forward = passes.run(program, strict=strict), passes.prepared(program, strict)
     for way, found in saving.ways(forward, strict)[:most]:
         try:
-            made = training.planned(plan, found)
+            made = list(compare(program, training.planned(plan, found), way, given, size))
         except CodaError as e:
             if way == saving.PLANNED or any(not d.code.startswith(("C06", "C0415")) for d in e.diagnostics):
                 raise
             continue
-        yield from compare(program, made, way, given, size)
+        yield from made
 
 
 def lines(program: Program, seed: int = 0, strict: bool = False, extents: Mapping[str, int] = {}) -> Iterator[tuple[bool, str]]:

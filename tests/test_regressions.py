@@ -14,8 +14,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import coda_lang  # noqa: E402
-from coda_lang import cli, driver, gradcheck  # noqa: E402
+from coda_lang import cli, driver, gradcheck, passes  # noqa: E402
 from coda_lang.diagnostics.model import CodaError  # noqa: E402
+from coda_lang.ir.reader import from_text  # noqa: E402
+from coda_lang.passes import saving  # noqa: E402
 from coda_lang.source import Source  # noqa: E402
 
 X, W = torch.randn(5, 16).bfloat16(), torch.randn(8, 16).bfloat16()
@@ -319,3 +321,27 @@ def test_stored_runs_are_joined_as_lanes_or_refused():
     with pytest.raises(CodaError) as refused:
         driver.check(Source("p.coda", RUNS.format(48, 32, 16)))
     assert [d.code for d in refused.value.diagnostics] == ["C0407"] and "n=128" in refused.value.diagnostics[0].help
+
+
+def test_a_value_that_is_saved_does_not_turn_the_order_of_a_sum() -> None:
+    """The sum over n and hd ran along hd first where t5 was stored, n first where it was not: other bits with gradients than without."""
+    program = from_text("""program p(x: bf16[m, k], w: bf16[hd, k, n]) -> (y: f32[m] = t7, z: f32[hd, n] = t9) {
+  axes m, k, n, hd=8
+  t0: f32[m, n, hd] = contract(x, w) axes=[k] batch=[]
+  t5: f32[m, n, hd] = gelu(t0)
+  t6: f32[m, n, hd] = minimum(t0, t5)
+  t7: f32[m] = sum(t5) axes=[n, hd]
+  t9: f32[n, hd] = sum(t6) axes=[m]
+}
+""")
+    found = [f for f in gradcheck.check(program, extents={"m": 3, "k": 4, "n": 2}, seed=351) if f.how == "bits"]
+    assert any("t5" in f.way for f in found) and all(f.good for f in found)
+
+
+def test_a_way_to_save_that_no_tile_holds_is_left_out() -> None:
+    """Only when records are made is it known that eight lanes of four tiles and two results have no room."""
+    text = "program p(x: bf16[m, k], w: bf16[h=8, k, n], v: bf16[h]) -> (y: bf16[n, m, h], z: bf16[m, n, h])\n"
+    (program,) = driver.programs(Source("p.coda", text + "a = x @ w\ny = min(a, v)\nz = softplus(clamp(a, -4.0, 0.0))\n"))
+    ways = {f.way for f in gradcheck.check(program, extents={"m": 3, "k": 4, "n": 2})}
+    assert ways and saving.PLANNED in ways
+    assert len(ways) < len(list(saving.ways(passes.prepared(program))))

@@ -80,7 +80,8 @@ class _Numbers:
         for sink in g.sinks:
             found = tuple(self.atom(v, values) for v in sink.values)
             if isinstance(sink, Reduce):
-                written[sink.work] = [("partial", sink.kind, sink.kept, found, str(sink.run), tuple(sorted(g.rows)), tuple(sorted(g.cols)))]
+                # Positions are reduced in the order in which the kernel walks them: outermost axis first.
+                written[sink.work] = [("partial", sink.kind, sink.kept, found, str(sink.run), g.rows, g.cols)]
             elif isinstance(sink, (Store, Point)):
                 at = tuple((a, str(x)) for a, x in sorted(sink.access.at, key=lambda i: i[0]))
                 written.setdefault(sink.access.tensor, []).append(("element", at, sink.access.packed, found, sink.dtype))
