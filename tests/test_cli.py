@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -355,7 +356,9 @@ def test_interrupt() -> None:
     pipe = subprocess.PIPE
     command = [sys.executable, "-m", "coda_lang", "check", "-"]
     for wait in (1.0, 5.0, 20.0):  # until it has started, on a busy machine too
-        process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        # A shell's background jobs ignore interrupts, and so would what is started from one.
+        listening = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True, preexec_fn=listening)
         time.sleep(wait)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)

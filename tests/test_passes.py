@@ -241,7 +241,7 @@ def refused(text: str):
 
 
 ENTRIES = [e for e in CATALOG.values() if e.code[:3] in ("C04", "C06")]
-REFUSED = ("C0404", "C0415", "C0601")
+REFUSED = ("C0404", "C0415", "C0416", "C0601")
 
 
 @pytest.mark.parametrize("code", REFUSED)

@@ -49,7 +49,9 @@ def _distributed(state: State) -> State:
 def _refused(program: Program, name: str, why: str) -> Diagnostic:
     e = definitions(program).get(name)
     help = f"drop `distribute {name}`: the operand is then stored as it is"
-    return Diagnostic("C0416", f"the products of `{name}` cannot be distributed: {why}", e.span if e else program.span, name, help=help)
+    message = f"the products of `{name}` cannot be distributed: {why}"
+    note = "to distribute is to multiply each term of a sum by itself: what is a vector of rows there becomes a scale of the product"
+    return Diagnostic("C0416", message, e.span if e else program.span, "made here", notes=(note,), help=help)
 
 
 def paying(law: ChosenLaw, program: Program) -> frozenset[str]:
