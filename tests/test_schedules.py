@@ -180,6 +180,7 @@ SHAPES = ((1, 64, 320), (37, 72, 200), (5, 40, 24), (130, 96, 129))
 
 
 @pytest.mark.parametrize("name", SPECS)
+@pytest.mark.slow
 def test_specs_in_parts(name, tmp_path):
     for fn in functions(text_of(name), tmp_path):
         for rows, cols, depth in SHAPES:
@@ -193,6 +194,7 @@ def test_the_gallery_in_parts(name, tmp_path):
 
 
 @pytest.mark.parametrize("name, count, least", [("llama/layer", 2, 3), ("gpt2/attn_out_mlp", 1, 4)])
+@pytest.mark.slow
 def test_whole_layers_in_parts(name, count, least, tmp_path):
     """Programs of many kernels: outputs, and gradients by the backward in parts, in float64."""
     sizes = {"m": 37, "head": 2, "kv": 1, "qh": 2, "kh": 1}
